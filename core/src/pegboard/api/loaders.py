@@ -1,0 +1,54 @@
+"""Model loaders: a format's weights as a stream of named tensors."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
+
+from pegboard.api.models import ModelDescription
+from pegboard.api.plugin import ComponentContext, ComponentSpec
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["LoadQuery", "ModelLoader", "ModelLoaderSpec"]
+
+
+class LoadQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which loader is asked for: the checkpoint's own, or --load-format's."""
+
+    name: str
+
+
+class ModelLoaderSpec(ComponentSpec, frozen=True, kw_only=True):
+    """Describes a `ModelLoader`; its `target` is the class."""
+
+    kind: ClassVar[str] = "model_loaders"
+
+    def reasons_against(self, query: LoadQuery) -> list[str]:
+        """Fits exactly the loader that is asked for."""
+        if query.name in (self.name, *self.aliases):
+            return []
+        return [f"{query.name} was asked for"]
+
+
+class ModelLoader(ABC):
+    """Streams a checkpoint's weights. Runs in the worker."""
+
+    def __init__(self, context: ComponentContext) -> None:
+        """Keep the context."""
+        self.context = context
+
+    @abstractmethod
+    def weights(
+        self, description: ModelDescription, dtype: "torch.dtype"
+    ) -> "Iterator[tuple[str, torch.Tensor]]":
+        """Yield (name, tensor) for every tensor of the checkpoint, in the file's order.
+
+        Names are Hugging Face's for the architecture. Tensors are on the host, in `dtype` or as
+        stored; views of mapped files are fine. Each may be dropped before the next is asked for.
+
+        Raises:
+            ModelError: a file is missing, truncated or malformed; one line that names it.
+        """
