@@ -15,12 +15,17 @@ __all__ = [
     "SchedulerConfig",
 ]
 
+OneOrMore = Annotated[int, Meta(ge=1)]
+TwoOrMore = Annotated[int, Meta(ge=2)]
+BlockSize = Annotated[int, Meta(ge=1, le=1024)]
+MaxSeqs = Annotated[int, Meta(ge=1, le=65_536)]
+
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The KV cache; `[cache]`."""
 
     block_size: Annotated[
-        int | None, Meta(ge=1, le=1024, description="Tokens a block. Default: the backend's.")
+        BlockSize | None, Meta(description="Tokens a block. Default: the backend's.")
     ] = None
     gpu_memory_utilization: Annotated[
         float,
@@ -31,11 +36,11 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         ),
     ] = 0.9
     kv_cache_memory_bytes: Annotated[
-        int | None,
-        Meta(ge=1, description="Bytes for KV blocks, exactly; overrides the fraction. 1g = 10^9, 1G = 2^30."),
+        OneOrMore | None,
+        Meta(description="Bytes for KV blocks, exactly; overrides the fraction. 1g = 10^9, 1G = 2^30."),
     ] = None
     num_gpu_blocks_override: Annotated[
-        int | None, Meta(ge=2, description="Number of KV blocks, for tests.")
+        TwoOrMore | None, Meta(description="Number of KV blocks, for tests.")
     ] = None
     kv_cache_dtype: Annotated[
         str, Meta(description="Of the KV cache; auto takes the model's dtype.")
@@ -49,16 +54,16 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """The step's limits; `[scheduler]`."""
 
     max_num_batched_tokens: Annotated[
-        int | None, Meta(ge=1, description="Token budget of a step. Default: the platform's.")
+        OneOrMore | None, Meta(description="Token budget of a step. Default: the platform's.")
     ] = None
     max_num_seqs: Annotated[
-        int | None, Meta(ge=1, le=65536, description="Most sequences in a step. Default: 64 on CPU.")
+        MaxSeqs | None, Meta(description="Most sequences in a step. Default: 64 on CPU.")
     ] = None
     max_num_queued_reqs: Annotated[
-        int | None, Meta(ge=1, description="Most waiting requests; past it 429.")
+        OneOrMore | None, Meta(description="Most waiting requests; past it 429.")
     ] = None
     max_num_queued_tokens: Annotated[
-        int | None, Meta(ge=1, description="Most waiting prompt tokens; past it 429.")
+        OneOrMore | None, Meta(description="Most waiting prompt tokens; past it 429.")
     ] = None
     enable_chunked_prefill: Annotated[
         bool, Meta(description="Split prompts that do not fit a step's budget.")
@@ -91,7 +96,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         str | None, Meta(description="Executor: uni, mp or a plugin's. Default: by fleet size.")
     ] = None
     num_threads: Annotated[
-        int | None, Meta(ge=1, description="Host threads a worker's kernels use. Default: the platform's.")
+        OneOrMore | None, Meta(description="Host threads a worker's kernels use. Default: the platform's.")
     ] = None
 
 
