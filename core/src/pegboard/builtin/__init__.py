@@ -1,0 +1,1 @@
+"""The core's own components, declared and loaded like anyone's."""
