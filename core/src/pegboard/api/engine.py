@@ -231,7 +231,7 @@ class ExecutorSpec(ComponentSpec, frozen=True, kw_only=True):
 
     def reasons_against(self, query: ExecutorQuery) -> list[str]:
         """Fits if not another is named and the fleet is not too large."""
-        reasons = []
+        reasons: list[str] = []
         if query.name is not None and query.name not in (self.name, *self.aliases):
             reasons.append(f"{query.name} was asked for")
         if self.max_world_size and query.world_size > self.max_world_size:
@@ -275,9 +275,7 @@ class Executor(ABC):
         """Give a step to the workers. Returns at once where work is asynchronous."""
 
     @abstractmethod
-    def sample(
-        self, handle: StepHandle, grammar_masks: bytes | None = None
-    ) -> Future[StepOutput]:
+    def sample(self, handle: StepHandle, grammar_masks: bytes | None = None) -> Future[StepOutput]:
         """Ask for the step's output. The future fails with `StepError` or `WorkerError`."""
 
     @abstractmethod
