@@ -92,7 +92,7 @@ class OpImplementationSpec(ComponentSpec, frozen=True, kw_only=True):
 
     def reasons_against(self, query: OpQuery) -> list[str]:
         """Compare every constraint with the query."""
-        reasons = []
+        reasons: list[str] = []
         if query.op != self.op:
             return [f"implements {self.op}"]
         if self.platforms and query.platform not in self.platforms:
