@@ -15,6 +15,7 @@ import msgspec
 from pegboard.api.kv import KVGroup, KVLayerNeed
 from pegboard.api.messages import LoraRequest, SchedulerOutput, SchedulerStats, StepOutput
 from pegboard.api.models import ModelDescription
+from pegboard.api.observers import StatLogger
 from pegboard.api.outputs import RequestOutput
 from pegboard.api.plugin import ComponentContext, ComponentSpec
 from pegboard.api.renderers import Renderer
@@ -341,6 +342,11 @@ class EngineClient(Protocol):
     @property
     def stats(self) -> SchedulerStats:
         """The newest the engine core has sent."""
+        ...
+
+    @property
+    def stat_loggers(self) -> Sequence[StatLogger]:
+        """What receives this engine's numbers, so that a front end may serve what it keeps."""
         ...
 
     def generate(

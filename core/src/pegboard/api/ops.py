@@ -26,7 +26,12 @@ class OpDefinition(ComponentSpec, frozen=True, kw_only=True):
         schema: as torch.library writes it, such as "(Tensor x, Tensor weight, float eps) ->
             Tensor"; `Tensor(a!)` marks what is mutated.
         fake: "module:function" computing output shapes only; None if outputs are only mutated.
-        packs: the op takes `PackedWeights`, which an implementation's `prepare` makes.
+        packs: the op takes `PackedWeights`, which an implementation's `prepare` makes. The
+            reference is then a class like the implementations', and its docstring says what
+            `prepare` takes. `prepare` keeps no reference to its arguments (they may be views of
+            a mapped file, strided, and are freed at once): it copies what it needs.
+        optional: a fusion that layers can do without. Where no implementation fits, the op table
+            gives None and layers take the unfused path; the reference is only the truth.
     """
 
     kind: ClassVar[str] = "op_definitions"
@@ -34,6 +39,7 @@ class OpDefinition(ComponentSpec, frozen=True, kw_only=True):
     schema: str
     fake: str | None = None
     packs: bool = False
+    optional: bool = False
 
     def __post_init__(self) -> None:
         """Check names, target, fake and that the schema has the arrow form."""
@@ -121,16 +127,15 @@ class OpTable(Protocol):
     """The ops of one worker, chosen once; layers read it when they are built."""
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
-        """Return the chosen implementation of a named op.
+        """Return the chosen implementation of a named op, the reference where none fits.
+
+        Where the definition `packs`, it is an instance with `prepare` and `__call__`.
 
         Raises:
-            KeyError: no op of this name is defined.
+            KeyError: no op of this name is defined, or it is optional and has no implementation.
         """
         ...
 
     def get(self, name: str) -> Callable[..., Any] | None:
-        """Return the chosen implementation, or None where the op has none on this platform.
-
-        Only for optional fused ops, which have no reference.
-        """
+        """Return the chosen implementation of an optional op, or None where none fits here."""
         ...

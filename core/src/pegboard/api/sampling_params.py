@@ -1,6 +1,7 @@
 """How one request is sampled. Part of every front end's contract and of the engine's messages."""
 
 import math
+import sys
 from typing import Any, Literal, Self
 
 import msgspec
@@ -233,9 +234,16 @@ _OPTIONAL = {
 def _in_range(value: Any, least: float, most: float, excluded: bool, whole: bool) -> bool:  # noqa: ANN401
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
         return False
-    if not math.isfinite(value) or value > most:
+    # Comparisons alone: converting a huge int to float would overflow. A NaN fails the last one.
+    if value > min(most, sys.float_info.max):
         return False
     return value > least if excluded else value >= least
+
+
+def _shown(value: Any) -> str:  # noqa: ANN401
+    if isinstance(value, int) and abs(value) >= 2**64:
+        return f"a number of {value.bit_length()} bits"
+    return repr(value)[:80]
 
 
 def _check_one(p: SamplingParams, name: str) -> None:
@@ -247,7 +255,7 @@ def _check_one(p: SamplingParams, name: str) -> None:
         top = "finite" if math.isinf(most) else f"at most {most:g}"
         kind = "a whole number" if whole else "a number"
         raise InvalidRequest(
-            f"{name} is {value!r}; it must be {kind}, {'above' if excluded else 'at least'} "
+            f"{name} is {_shown(value)}; it must be {kind}, {'above' if excluded else 'at least'} "
             f"{least:g} and {top}",
             param=name,
         )
