@@ -60,14 +60,12 @@ def signature(value: object) -> str:
         parameters = inspect.signature(value).parameters.values()
     except (TypeError, ValueError):
         return "(…)"
-    return (
-        "("
-        + ", ".join(
-            f"{'*' if p.kind == p.KEYWORD_ONLY else ''}{p.name}{'' if p.default is p.empty else '=…'}"
-            for p in parameters
-        )
-        + ")"
-    )
+    return f"({', '.join(map(shown, parameters))})"
+
+
+def shown(parameter: inspect.Parameter) -> str:
+    keyword = "*" if parameter.kind == parameter.KEYWORD_ONLY else ""
+    return f"{keyword}{parameter.name}{'' if parameter.default is parameter.empty else '=…'}"
 
 
 @pytest.mark.parametrize("name", public_modules())
