@@ -68,7 +68,9 @@ class OpCase(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     args: tuple[Any, ...]
     weights: tuple[Any, ...] | None = None
-    tolerance: dict[str, float] = {"float32": 2e-5, "bfloat16": 1.6e-2, "float16": 2e-3}
+    tolerance: dict[str, float] = msgspec.field(
+        default_factory=lambda: {"float32": 2e-5, "bfloat16": 1.6e-2, "float16": 2e-3}
+    )
 
 
 class OpQuery(msgspec.Struct, frozen=True, kw_only=True):
