@@ -1,11 +1,11 @@
 """Attention backends: a backend owns its cache's layout, its metadata and its kernels.
 
-    backend = BackendClass(context, config)              once a worker
-    needs   = layer descriptions from the model          once
-    layout  = backend.kv_layout(layer, num_blocks)       once a layer, before memory is planned
-    builder = backend.metadata_builder(group)            once a KV group
-    impl    = backend.implementation(layer)              once a layer
-    each step: metadata = builder.build(common); impl.forward(...) in each layer
+backend = BackendClass(context, config)              once a worker
+needs   = layer descriptions from the model          once
+layout  = backend.kv_layout(layer, num_blocks)       once a layer, before memory is planned
+builder = backend.metadata_builder(group)            once a KV group
+impl    = backend.implementation(layer)              once a layer
+each step: metadata = builder.build(common); impl.forward(...) in each layer
 """
 
 from abc import ABC, abstractmethod
@@ -95,7 +95,7 @@ class AttentionBackendSpec(ComponentSpec, frozen=True, kw_only=True):
 
     def reasons_against(self, query: AttentionQuery) -> list[str]:
         """Compare every constraint with the query."""
-        reasons = []
+        reasons: list[str] = []
         if self.platforms and query.platform not in self.platforms:
             reasons.append(f"runs on {', '.join(self.platforms)}, not {query.platform}")
         for feature in self.requires_features:
@@ -107,7 +107,9 @@ class AttentionBackendSpec(ComponentSpec, frozen=True, kw_only=True):
             reasons.append(f"dtype {query.dtype} is not of {', '.join(self.dtypes)}")
         if query.kv_dtype not in (self.kv_dtypes or self.dtypes):
             reasons.append(f"KV dtype {query.kv_dtype} is not supported")
-        reasons += [f"head size {s} is not supported" for s in query.head_sizes if not self._fits(s)]
+        reasons += [
+            f"head size {s} is not supported" for s in query.head_sizes if not self._fits(s)
+        ]
         if query.block_size % self.block_size_multiple:
             reasons.append(
                 f"block size {query.block_size} is not a multiple of {self.block_size_multiple}"
@@ -309,5 +311,13 @@ class AttentionBackend(ABC):
         """Return the builder of one KV group."""
 
     @abstractmethod
-    def implementation(self, layer: AttentionLayer) -> AttentionImpl:
-        """Return the kernels of one layer."""
+    def implementation(
+        self, layer: AttentionLayer, sinks: "torch.Tensor | None" = None
+    ) -> AttentionImpl:
+        """Return the kernels of one layer.
+
+        Args:
+            layer: what it is.
+            sinks: [num_heads] float32, one logit a head, where `layer.has_sinks`. It is filled
+                when weights are loaded: keep the tensor, read it at each call.
+        """

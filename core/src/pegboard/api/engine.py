@@ -15,6 +15,7 @@ import msgspec
 from pegboard.api.kv import KVGroup, KVLayerNeed
 from pegboard.api.messages import LoraRequest, SchedulerOutput, SchedulerStats, StepOutput
 from pegboard.api.models import ModelDescription
+from pegboard.api.observers import StatLogger
 from pegboard.api.outputs import RequestOutput
 from pegboard.api.plugin import ComponentContext, ComponentSpec
 from pegboard.api.renderers import Renderer
@@ -231,7 +232,7 @@ class ExecutorSpec(ComponentSpec, frozen=True, kw_only=True):
 
     def reasons_against(self, query: ExecutorQuery) -> list[str]:
         """Fits if not another is named and the fleet is not too large."""
-        reasons = []
+        reasons: list[str] = []
         if query.name is not None and query.name not in (self.name, *self.aliases):
             reasons.append(f"{query.name} was asked for")
         if self.max_world_size and query.world_size > self.max_world_size:
@@ -275,9 +276,7 @@ class Executor(ABC):
         """Give a step to the workers. Returns at once where work is asynchronous."""
 
     @abstractmethod
-    def sample(
-        self, handle: StepHandle, grammar_masks: bytes | None = None
-    ) -> Future[StepOutput]:
+    def sample(self, handle: StepHandle, grammar_masks: bytes | None = None) -> Future[StepOutput]:
         """Ask for the step's output. The future fails with `StepError` or `WorkerError`."""
 
     @abstractmethod
@@ -343,6 +342,11 @@ class EngineClient(Protocol):
     @property
     def stats(self) -> SchedulerStats:
         """The newest the engine core has sent."""
+        ...
+
+    @property
+    def stat_loggers(self) -> Sequence[StatLogger]:
+        """What receives this engine's numbers, so that a front end may serve what it keeps."""
         ...
 
     def generate(

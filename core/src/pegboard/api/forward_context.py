@@ -4,7 +4,7 @@ Attention, state mixers and experts are opaque ops that take a layer index and r
 entered with `with` by the model runner around a forward pass, in the thread that runs it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -57,7 +57,7 @@ _CURRENT: ContextVar[ForwardContext | None] = ContextVar("pegboard_forward_conte
 
 
 @contextmanager
-def enter_forward_context(context: ForwardContext) -> Iterator[ForwardContext]:
+def enter_forward_context(context: ForwardContext) -> Generator[ForwardContext]:
     """Make `context` the current one for the `with` block."""
     token = _CURRENT.set(context)
     try:

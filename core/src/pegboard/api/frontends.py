@@ -1,6 +1,7 @@
 """Front ends, HTTP routes and subcommands."""
 
 import argparse
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, ClassVar, Literal
@@ -72,6 +73,10 @@ class Frontend(ABC):
         Raises:
             ConfigError: it cannot be taken; names the flag that mends it.
         """
+
+    def loop_factory(self) -> Callable[[], asyncio.AbstractEventLoop] | None:
+        """Return what makes the event loop that `run` wants; None for asyncio's own."""
+        return None
 
     @abstractmethod
     async def run(self, client: EngineClient, routes: "list[MountedRoute]") -> None:

@@ -20,6 +20,7 @@ __all__ = [
     "EngineCoreOutputs",
     "EngineCoreRequest",
     "FinishReason",
+    "FinishedRequestStats",
     "IterationStats",
     "LoraRequest",
     "MediaInput",
@@ -260,6 +261,35 @@ class SchedulerStats(msgspec.Struct, kw_only=True):
     faults: dict[str, int] = {}
 
 
+class FinishedRequestStats(msgspec.Struct, kw_only=True):
+    """One finished request in numbers; times in seconds, 0 where it never got so far.
+
+    Attributes:
+        finish_reason: why it ended.
+        e2e_latency_s: arrival to last token, in the front end.
+        queued_s: queued to first scheduled.
+        prefill_s: first scheduled to first token.
+        decode_s: first to last token.
+        inference_s: first scheduled to last token.
+        num_prompt_tokens, num_cached_tokens, num_generation_tokens: its counts.
+        max_tokens, n: as it asked.
+        num_preemptions: how often it was preempted.
+    """
+
+    finish_reason: FinishReason
+    e2e_latency_s: float = 0.0
+    queued_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    inference_s: float = 0.0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_generation_tokens: int = 0
+    max_tokens: int | None = None
+    n: int = 1
+    num_preemptions: int = 0
+
+
 class IterationStats(msgspec.Struct, kw_only=True):
     """What the front end saw in one batch of outputs; times in seconds."""
 
@@ -268,7 +298,7 @@ class IterationStats(msgspec.Struct, kw_only=True):
     num_generation_tokens: int = 0
     time_to_first_token_s: list[float] = []
     inter_token_latency_s: list[float] = []
-    finished: list[dict[str, Any]] = []
+    finished: list[FinishedRequestStats] = []
 
 
 class EngineCoreOutputs(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -38,7 +38,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
         format: the reader's name, such as "hf" or "gguf".
         architectures: class names as Hugging Face writes them, the preferred first.
         config: the text model's configuration under Hugging Face's keys (hidden_size,
-            num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim, rope_parameters…).
+            num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim, rope_parameters).
         dtype: of the stored weights, such as "bfloat16"; quantised formats say what they
             expand to.
         vocab_size: rows of the embedding.
@@ -135,7 +135,7 @@ class ModelArchitectureSpec(ComponentSpec, frozen=True, kw_only=True):
 
     def reasons_against(self, query: ModelArchitectureQuery) -> list[str]:
         """Fits if the checkpoint names it and the runner can drive it."""
-        reasons = []
+        reasons: list[str] = []
         if not {self.name, *self.aliases} & set(query.architectures):
             reasons.append(f"the checkpoint is {', '.join(query.architectures)}")
         if query.runner not in self.runners:
@@ -176,8 +176,18 @@ class ModelContext(Protocol):
         """Positions this engine serves; rotary tables need no more."""
         ...
 
-    def add_attention(self, layer: AttentionLayer, need: KVLayerNeed | None) -> None:
-        """Declare an attention layer as it is built; `need` is None for layers without a cache.
+    def add_attention(
+        self,
+        layer: AttentionLayer,
+        need: KVLayerNeed | None,
+        sinks: "torch.Tensor | None" = None,
+    ) -> None:
+        """Declare an attention layer as it is built.
+
+        Args:
+            layer: what it is, on this rank.
+            need: what it asks of the KV manager; None for layers without a cache.
+            sinks: handed to `AttentionBackend.implementation`.
 
         Raises:
             ModelError: a second layer with the same index.
@@ -221,5 +231,12 @@ class Model(Protocol):
 
         Raises:
             ModelError: names missing or unexpected, or a wrong shape; one line that lists them.
+        """
+        ...
+
+    def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the name and shape of every tensor that `load_weights` needs, before any split.
+
+        Names are those that `load_weights` takes. Loaders that make weights up read it.
         """
         ...

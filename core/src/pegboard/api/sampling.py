@@ -61,12 +61,13 @@ class LogitsProcessor(ABC):
         self.config = config
 
     @classmethod
-    def validate(cls, params: SamplingParams) -> None:  # noqa: B027 -- nothing to check by default
+    def validate(cls, params: SamplingParams) -> None:
         """Check a request's `extra_args` in the front end.
 
         Raises:
             InvalidRequest: naming the argument.
         """
+        del params
 
     @abstractmethod
     def add_row(

@@ -1,6 +1,7 @@
 """How one request is sampled. Part of every front end's contract and of the engine's messages."""
 
 import math
+import sys
 from typing import Any, Literal, Self
 
 import msgspec
@@ -152,8 +153,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             wanted = vocab_size if count == -1 else count
             if wanted is not None and max_logprobs != -1 and wanted > max_logprobs:
                 raise InvalidRequest(
-                    f"{name} is {count}; the server allows at most {max_logprobs} "
-                    "(--max-logprobs)",
+                    f"{name} is {count}; the server allows at most {max_logprobs} (--max-logprobs)",
                     param=name,
                 )
         ids: dict[str, list[int]] = {
@@ -184,21 +184,23 @@ def _normalise(p: SamplingParams) -> None:
     if isinstance(p.stop, str):
         _set(p, "stop", [p.stop])
     for name in ("logprobs", "prompt_logprobs"):
-        if getattr(p, name) is True:
-            _set(p, name, 1)
-        elif getattr(p, name) is False:
-            _set(p, name, None)
-    if len(set(p.stop_token_ids)) != len(p.stop_token_ids):
-        _set(p, "stop_token_ids", list(dict.fromkeys(p.stop_token_ids)))
+        value = getattr(p, name)
+        if isinstance(value, bool):
+            _set(p, name, 1 if value else None)
+    _set(p, "stop_token_ids", list(dict.fromkeys(p.stop_token_ids)))
     if p.logit_bias:
         _set(p, "logit_bias", {t: max(-100.0, min(100.0, b)) for t, b in p.logit_bias.items()})
-    if isinstance(p.temperature, int | float) and math.isfinite(p.temperature):
-        if 0.0 <= p.temperature < _GREEDY_BELOW:
-            for name, value in (("temperature", 0.0), ("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
-                _check_one(p, name)
-                _set(p, name, value)
-        elif _GREEDY_BELOW <= p.temperature < _LOWEST_TEMPERATURE:
-            _set(p, "temperature", _LOWEST_TEMPERATURE)
+    _normalise_temperature(p)
+
+
+def _normalise_temperature(p: SamplingParams) -> None:
+    _check_one(p, "temperature")
+    if 0.0 <= p.temperature < _GREEDY_BELOW:
+        for name, value in (("temperature", 0.0), ("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
+            _check_one(p, name)
+            _set(p, name, value)
+    elif _GREEDY_BELOW <= p.temperature < _LOWEST_TEMPERATURE:
+        _set(p, "temperature", _LOWEST_TEMPERATURE)
 
 
 #: field: (least, most, least is excluded, whole number)
@@ -229,18 +231,31 @@ _OPTIONAL = {
 }
 
 
+def _in_range(value: Any, least: float, most: float, excluded: bool, whole: bool) -> bool:  # noqa: ANN401
+    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+        return False
+    # Comparisons alone: converting a huge int to float would overflow. A NaN fails the last one.
+    if value > min(most, sys.float_info.max):
+        return False
+    return value > least if excluded else value >= least
+
+
+def _shown(value: Any) -> str:  # noqa: ANN401
+    if isinstance(value, int) and abs(value) >= 2**64:
+        return f"a number of {value.bit_length()} bits"
+    return repr(value)[:80]
+
+
 def _check_one(p: SamplingParams, name: str) -> None:
     least, most, excluded, whole = _RANGES[name]
     value = getattr(p, name)
     if value is None and name in _OPTIONAL:
         return
-    number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    low = number and (value > least if excluded else value >= least)
-    if not (number and math.isfinite(value) and low and value <= most):
+    if not _in_range(value, least, most, excluded, whole):
         top = "finite" if math.isinf(most) else f"at most {most:g}"
         kind = "a whole number" if whole else "a number"
         raise InvalidRequest(
-            f"{name} is {value!r}; it must be {kind}, {'above' if excluded else 'at least'} "
+            f"{name} is {_shown(value)}; it must be {kind}, {'above' if excluded else 'at least'} "
             f"{least:g} and {top}",
             param=name,
         )

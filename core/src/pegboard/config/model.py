@@ -10,9 +10,7 @@ from pegboard.api.models import ModelDescription
 __all__ = ["LoadConfig", "ModelConfig", "ModelOptions"]
 
 DtypeOption = Literal["auto", "half", "float16", "bfloat16", "float", "float32"]
-LogprobsMode = Literal[
-    "raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"
-]
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 
 
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,9 +24,9 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         list[str],
         Meta(description="Names that requests may use; the first is reported. Default: MODEL."),
     ] = []
-    runner: Annotated[
-        Literal["auto", "generate"], Meta(description="What drives the model.")
-    ] = "auto"
+    runner: Annotated[Literal["auto", "generate"], Meta(description="What drives the model.")] = (
+        "auto"
+    )
     tokenizer: Annotated[
         str | None, Meta(description="Path to read the tokenizer from. Default: MODEL.")
     ] = None
@@ -51,9 +49,9 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = "raw_logprobs"
     seed: Annotated[int, Meta(description="Seeds requests that bring none.")] = 0
     revision: Annotated[str | None, Meta(description="Branch, tag or commit of a hub id.")] = None
-    config_format: Annotated[
-        str, Meta(description="Config reader; auto looks at the files.")
-    ] = "auto"
+    config_format: Annotated[str, Meta(description="Config reader; auto looks at the files.")] = (
+        "auto"
+    )
     hf_overrides: Annotated[
         dict[str, Any], Meta(description="JSON merged into the checkpoint's configuration.")
     ] = {}
@@ -73,9 +71,9 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     logits_processors: Annotated[
         list[str], Meta(description="Logits processors to use, by component name.")
     ] = []
-    enforce_eager: Annotated[
-        bool, Meta(description="Capture no graphs and compile nothing.")
-    ] = False
+    enforce_eager: Annotated[bool, Meta(description="Capture no graphs and compile nothing.")] = (
+        False
+    )
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +99,8 @@ class LoadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """How weights are read; `[load]`."""
 
     load_format: Annotated[
-        str, Meta(description="Model loader; auto takes the checkpoint's own, dummy random weights.")
+        str,
+        Meta(description="Model loader; auto takes the checkpoint's own, dummy random weights."),
     ] = "auto"
     download_dir: Annotated[
         str | None, Meta(description="Where hub downloads go. Default: the cache folder.")

@@ -19,9 +19,9 @@ class PluginsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         ),
     ] = ("server",)
     disabled: Annotated[list[str], Meta(description="Plugins not to load.")] = []
-    only: Annotated[
-        list[str] | None, Meta(description="Load just these and the core's own.")
-    ] = None
+    only: Annotated[list[str] | None, Meta(description="Load just these and the core's own.")] = (
+        None
+    )
     on_error: Annotated[
         Literal["fail", "warn"],
         Meta(description="What an installed plugin that does not import does to the start."),

@@ -37,7 +37,7 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = 0.9
     kv_cache_memory_bytes: Annotated[
         OneOrMore | None,
-        Meta(description="Bytes for KV blocks, exactly; overrides the fraction. 1g = 10^9, 1G = 2^30."),
+        Meta(description="Bytes for KV blocks, exactly; overrides the fraction. 1G = 2^30."),
     ] = None
     num_gpu_blocks_override: Annotated[
         TwoOrMore | None, Meta(description="Number of KV blocks, for tests.")
@@ -70,7 +70,10 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ] = True
     long_prefill_token_threshold: Annotated[
         int,
-        Meta(ge=0, description="Most tokens a step gives one prompt while others wait; 0: a share of the budget."),
+        Meta(
+            ge=0,
+            description="Most tokens a step gives one prompt while others wait; 0: a share.",
+        ),
     ] = 0
     scheduling_policy: Annotated[
         str, Meta(description="Scheduler policy: fcfs, priority or a plugin's.")
@@ -99,7 +102,8 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         str | None, Meta(description="Executor: uni, mp or a plugin's. Default: by fleet size.")
     ] = None
     num_threads: Annotated[
-        OneOrMore | None, Meta(description="Host threads a worker's kernels use. Default: the platform's.")
+        OneOrMore | None,
+        Meta(description="Host threads a worker's kernels use. Default: the platform's."),
     ] = None
 
 
@@ -125,7 +129,7 @@ class KernelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     priority: Annotated[
         dict[str, list[str]],
-        Meta(description='Op name to implementations in order, such as {"rms_norm": ["reference"]}.'),
+        Meta(description='Op to implementations in order, such as {"rms_norm": ["reference"]}.'),
     ] = {}
 
 
