@@ -78,7 +78,8 @@ class ReferenceAttention(AttentionImpl):
     ) -> None:
         """See `AttentionImpl.forward`."""
         if not self._layer.causal:
-            assert key is not None and value is not None, "encoder layers keep no cache"
+            assert key is not None, "encoder layers keep no cache"
+            assert value is not None, "encoder layers keep no cache"
             self._attend_without_cache(query, key, value, metadata, output)
             return
         if key is not None and value is not None:

@@ -6,6 +6,7 @@ A model is a tree of `Layer` objects whose attribute names are the checkpoint's.
 
 from pegboard.layers.attention import Attention
 from pegboard.layers.base import Layer, WeightSlot, packed_bytes, walk_layers, weight_slots
+from pegboard.layers.causal import CausalLM
 from pegboard.layers.linear import (
     ColumnParallelLinear,
     GateUpLinear,
@@ -24,6 +25,7 @@ from pegboard.layers.vocabulary import LmHead, VocabEmbedding
 
 __all__ = [
     "Attention",
+    "CausalLM",
     "ColumnParallelLinear",
     "GateUpLinear",
     "GatedMlp",

@@ -71,7 +71,7 @@ class VocabEmbedding(Layer):
         self.weight: Tensor | PackedWeights | None = None
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """Return [num_tokens, hidden_size] of [num_tokens] ids: a new tensor, whole on each rank."""
+        """Return [num_tokens, hidden_size] of [num_tokens] ids: new, whole on each rank."""
         if self._all_reduce is None:
             hidden = self._embed(ids, self.weight)
         else:

@@ -78,7 +78,7 @@ class ResolvedOpTable:
         self._ops = dict(ops)
         self.choices = tuple(choices)
 
-    def __getitem__(self, name: str) -> Callable[..., Any]:
+    def __getitem__(self, name: str) -> Any:  # noqa: ANN401 -- a callable, or a `PackingOp`
         """See `OpTable`."""
         op = self._ops.get(name)
         if op is None:
@@ -86,7 +86,7 @@ class ResolvedOpTable:
             raise KeyError(f"op {name!r} {state}")
         return op
 
-    def get(self, name: str) -> Callable[..., Any] | None:
+    def get(self, name: str) -> Any:  # noqa: ANN401 -- as `[]`, or None
         """See `OpTable`."""
         return self._ops.get(name)
 

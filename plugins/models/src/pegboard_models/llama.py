@@ -3,22 +3,19 @@
 Pre-norms, grouped-query attention with rotary positions, a gated MLP.
 """
 
-from collections.abc import Iterable
-
 from torch import Tensor
 
 from pegboard.api.models import ModelContext
 from pegboard.layers import (
     Attention,
+    CausalLM,
     GatedMlp,
     Layer,
-    LmHead,
     QKVParallelLinear,
     RMSNorm,
     Rotary,
     RowParallelLinear,
     VocabEmbedding,
-    load_weights,
 )
 
 __all__ = ["LlamaForCausalLM"]
@@ -114,31 +111,9 @@ class LlamaModel(Layer):
         return self.norm(residual) if x is None else self.norm.add(x, residual)
 
 
-class LlamaForCausalLM(Layer):
+class LlamaForCausalLM(CausalLM):
     """The decoder and its head."""
 
     def __init__(self, context: ModelContext) -> None:
         """Build the model."""
-        config = context.config
-        self.model = LlamaModel(context)
-        tied = config.get("tie_word_embeddings", False)
-        self.lm_head = LmHead(
-            context,
-            config["vocab_size"],
-            config["hidden_size"],
-            embedding=self.model.embed_tokens if tied else None,
-        )
-
-    def __call__(
-        self, input_ids: Tensor, positions: Tensor, intermediate: Tensor | None = None
-    ) -> Tensor:
-        """See `pegboard.api.models.Model`."""
-        return self.model(input_ids, positions, intermediate)
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """See `pegboard.api.models.Model`."""
-        return self.lm_head(hidden)
-
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """See `pegboard.api.models.Model`."""
-        load_weights(self, weights)
+        super().__init__(context, LlamaModel(context))
