@@ -8,7 +8,7 @@ import torch
 from pegboard.api.platforms import Detection, MemoryInfo, Platform
 from pegboard.api.plugin import ComponentContext
 from pegboard.conformance.attention_rig import torch_dtype
-from pegboard.conformance.kit import NotApplicable, Subject, check
+from pegboard.conformance.kit import NotApplicable, Subject, check, load_target
 
 __all__: list[str] = []
 
@@ -16,7 +16,7 @@ _KIND = "platforms"
 
 
 def _detect(subject: Subject) -> Detection:
-    return subject.catalog.load(subject.spec.detect)()
+    return load_target(subject.spec.detect)()
 
 
 def _open(subject: Subject) -> Platform:
