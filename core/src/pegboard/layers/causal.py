@@ -70,6 +70,4 @@ class CausalLM(Layer):
 
     def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """See `pegboard.api.models.Model`."""
-        return {
-            name: slot.shape for name, slot in weight_slots(self).items() if not slot.optional
-        }
+        return {name: slot.shape for name, slot in weight_slots(self).items() if not slot.optional}
