@@ -18,7 +18,14 @@ from pegboard.catalog.catalog import Catalog
 from pegboard.catalog.selection import Verdict
 from pegboard.config.engine import EngineOptions
 
-__all__ = ["EXPLAINED_KINDS", "Explanation", "explain_kind", "explain_ops", "merge_reports", "verdict_rows"]
+__all__ = [
+    "EXPLAINED_KINDS",
+    "Explanation",
+    "explain_kind",
+    "explain_ops",
+    "merge_reports",
+    "verdict_rows",
+]
 
 #: Kinds that are chosen by comparing, in the order of the choices; others are asked for by name.
 EXPLAINED_KINDS = ("platforms", "executors", "attention_backends")
@@ -180,9 +187,7 @@ def _listing(catalog: Catalog, kind: str) -> Explanation:
     return _explanation(kind, question, verdicts, "")
 
 
-def _explanation(
-    kind: str, question: str, verdicts: Sequence[Verdict], flag: str
-) -> Explanation:
+def _explanation(kind: str, question: str, verdicts: Sequence[Verdict], flag: str) -> Explanation:
     return Explanation(kind=kind, question=question, verdicts=tuple(verdicts), flag=flag)
 
 

@@ -1,7 +1,7 @@
 """Flags derived from the configuration structs, and the way back to options.
 
-    add_engine_flags(parser)            declares one flag an option, grouped by concern
-    engine_options(args, environment)   what the user gave, as `EngineOptions`
+add_engine_flags(parser)            declares one flag an option, grouped by concern
+engine_options(args, environment)   what the user gave, as `EngineOptions`
 """
 
 import argparse
@@ -45,9 +45,7 @@ def add_engine_flags(parser: argparse.ArgumentParser, *, positional: bool = True
         section = parser.add_argument_group(group.title, f"[{group.name}] in the config file")
         for field in group.fields:
             if positional and field.path == "model.model":
-                parser.add_argument(
-                    "model_positional", metavar="MODEL", nargs="?", help=field.help
-                )
+                parser.add_argument("model_positional", metavar="MODEL", nargs="?", help=field.help)
             _add_flag(section, field, dest=field.path)
         if group.flags:
             section.add_argument(
@@ -104,7 +102,7 @@ def add_struct_flags(
 ) -> None:
     """Declare a plugin's options as plain flags; names that are taken keep --plugin-config only."""
     section = parser.add_argument_group(title, f"[plugins.{prefix}] in the config file")
-    taken = {flag for action in parser._actions for flag in action.option_strings}  # noqa: SLF001
+    taken = {flag for action in parser._actions for flag in action.option_strings}
     for field in fields_of(struct):
         if field.flag not in taken:
             _add_flag(section, field, dest=f"{prefix}:{field.name}")
@@ -127,9 +125,8 @@ def engine_flags(args: argparse.Namespace) -> dict[str, Any]:
         if key in fields or key in groups or key in _PLUGIN_DESTS
     }
     model = given.get("model_positional")
-    if model is not None:
-        if flags.setdefault("model.model", model) != model:
-            raise ConfigError(f"MODEL is {model} and --model is {flags['model.model']}; drop one")
+    if model is not None and flags.setdefault("model.model", model) != model:
+        raise ConfigError(f"MODEL is {model} and --model is {flags['model.model']}; drop one")
     for setting in given.get("settings", ()):
         key, _, value = setting.partition("=")
         flags[key] = value

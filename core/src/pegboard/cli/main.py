@@ -63,9 +63,7 @@ class Invocation:
         add_plugin_flags(parser)
         args, _ = parser.parse_known_args(self.argv)
         flags = {
-            key: value
-            for key, value in vars(args).items()
-            if key != "config" and value is not None
+            key: value for key, value in vars(args).items() if key != "config" and value is not None
         }
         return load_options(flags, args.config, self.environment).plugins
 

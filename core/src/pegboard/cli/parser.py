@@ -15,12 +15,26 @@ class UsageError(ConfigError):
     """The command line itself is wrong."""
 
 
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps the description's lines, and shows a switch's two forms as one."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if isinstance(action, argparse.BooleanOptionalAction):
+            return ", ".join(f for f in action.option_strings if not f.startswith("--no-"))
+        if action.option_strings and action.nargs != 0:
+            metavar = self._format_args(action, action.dest.upper())
+            return f"{', '.join(action.option_strings)} {metavar}"
+        return super()._format_action_invocation(action)
+
+
 class CommandParser(argparse.ArgumentParser):
     """An argparse parser that writes no usage on an error and knows the nearest flag.
 
     Attributes:
         dotted: prefixes of flags that may be followed by ".key": "--hf-overrides.rope_theta 1e6"
             reads as the hidden flag "--set hf_overrides.rope_theta=1e6".
+        refuses_unknown: even `parse_known_args` raises on an unknown flag; for the parsers of
+            actions, which know their flags better than the parser above them.
     """
 
     def __init__(self, prog: str, **kwargs: Any) -> None:  # noqa: ANN401 -- argparse's own
@@ -29,12 +43,13 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(
             prog=prog,
             allow_abbrev=False,
-            formatter_class=lambda prog: argparse.HelpFormatter(
+            formatter_class=lambda prog: _HelpFormatter(
                 prog, max_help_position=34, width=width
             ),
             **kwargs,
         )
         self.dotted: dict[str, str] = {}
+        self.refuses_unknown = False
 
     def parse_known_args(  # type: ignore[override]
         self,
@@ -42,7 +57,11 @@ class CommandParser(argparse.ArgumentParser):
         namespace: argparse.Namespace | None = None,
     ) -> tuple[argparse.Namespace, list[str]]:
         """Parse after bringing flags into the form that they are declared in."""
-        return super().parse_known_args(self.normalise(args or ()), namespace)
+        target = namespace if namespace is not None else argparse.Namespace()
+        result, unknown = super().parse_known_args(self.normalise(args or ()), target)
+        if unknown and self.refuses_unknown:
+            raise UsageError(self._unknown(unknown[0]))
+        return result, unknown
 
     def parse_args(  # type: ignore[override]
         self,

@@ -32,7 +32,9 @@ class Plugins(CliCommand):
             "kinds", metavar="KIND", nargs="*", help="such as platforms, attention, ops"
         )
         add_engine_flags(explain, positional=False)
-        doctor = _action(actions, "doctor", "examine each plugin; exit status 1 on a fault", _doctor)
+        doctor = _action(
+            actions, "doctor", "examine each plugin; exit status 1 on a fault", _doctor
+        )
         doctor.add_argument(
             "--deep", action="store_true", help="import every implementation, in a child process"
         )
@@ -41,7 +43,9 @@ class Plugins(CliCommand):
         test.add_argument("name", metavar="NAME", help="the plugin; a path or module:attr works")
         test.add_argument("--kind", action="append", help="only components of this kind")
         test.add_argument("--component", action="append", help="only this component")
-        new = _action(actions, "new", "write a small plugin package to start from", _new, json=False)
+        new = _action(
+            actions, "new", "write a small plugin package to start from", _new, json=False
+        )
         new.add_argument("name", metavar="NAME", help="the plugin's name, such as myorg_attn")
         new.add_argument("--directory", metavar="DIR", default=".", help="where to write it")
 
@@ -59,6 +63,7 @@ def _action(
     json: bool = True,
 ) -> CommandParser:
     parser = actions.add_parser(name, help=summary, description=f"{summary.capitalize()}.")
+    parser.refuses_unknown = True
     parser.set_defaults(run_action=run)
     if json:
         parser.add_argument("--json", action="store_true", help="print JSON")

@@ -47,9 +47,7 @@ def explain(args: argparse.Namespace) -> int:
     return int(bool(problem))
 
 
-def _without_model(
-    catalog: Catalog, options: EngineOptions, kinds: list[str]
-) -> list[Explanation]:
+def _without_model(catalog: Catalog, options: EngineOptions, kinds: list[str]) -> list[Explanation]:
     explanations: list[Explanation] = []
     for kind in kinds or EXPLAINED_KINDS:
         if kind == "op_implementations":
