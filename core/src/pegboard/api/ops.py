@@ -16,7 +16,7 @@ from pegboard.api.plugin import ComponentSpec, check_target
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["OpDefinition", "OpImplementationSpec", "OpQuery", "OpTable", "PackedWeights"]
+__all__ = ["OpCase", "OpDefinition", "OpImplementationSpec", "OpQuery", "OpTable", "PackedWeights"]
 
 
 class OpDefinition(ComponentSpec, frozen=True, kw_only=True):
@@ -32,6 +32,8 @@ class OpDefinition(ComponentSpec, frozen=True, kw_only=True):
             a mapped file, strided, and are freed at once): it copies what it needs.
         optional: a fusion that layers can do without. Where no implementation fits, the op table
             gives None and layers take the unfused path; the reference is only the truth.
+        cases: "module:function(random, dtype)" yielding `OpCase`s, fresh random arguments for the
+            conformance kit; None for ops that it can only drive through a backend.
     """
 
     kind: ClassVar[str] = "op_definitions"
@@ -40,14 +42,35 @@ class OpDefinition(ComponentSpec, frozen=True, kw_only=True):
     fake: str | None = None
     packs: bool = False
     optional: bool = False
+    cases: str | None = None
 
     def __post_init__(self) -> None:
         """Check names, target, fake and that the schema has the arrow form."""
         ComponentSpec.__post_init__(self)
         if self.fake is not None:
             check_target(self.fake, f"fake of op {self.name!r}")
+        if self.cases is not None:
+            check_target(self.cases, f"cases of op {self.name!r}")
         if not self.schema.startswith("(") or "->" not in self.schema:
             raise ValueError(f"schema of op {self.name!r} must read '(args) -> result'")
+
+
+class OpCase(msgspec.Struct, frozen=True, kw_only=True):
+    """One set of arguments for an op, made by its definition's `cases`.
+
+    Attributes:
+        what: names it in a failure.
+        args: the call's positional arguments, without the packed weights.
+        weights: `prepare`'s positional arguments, for ops that pack; they come last in the call.
+        tolerance: largest |got - expected| / (1 + |expected|) by dtype name.
+    """
+
+    what: str
+    args: tuple[Any, ...]
+    weights: tuple[Any, ...] | None = None
+    tolerance: dict[str, float] = msgspec.field(
+        default_factory=lambda: {"float32": 2e-5, "bfloat16": 1.6e-2, "float16": 2e-3}
+    )
 
 
 class OpQuery(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,6 +32,4 @@ def attention(
     if metadata is None:
         output.zero_()
         return
-    context.attention[layer].forward(
-        query, key, value, context.kv_caches[layer], metadata, output
-    )
+    context.attention[layer].forward(query, key, value, context.kv_caches[layer], metadata, output)
