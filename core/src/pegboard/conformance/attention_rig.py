@@ -131,10 +131,10 @@ class AttentionRig:
         # Block 0 is the null block; the rest are handed out in random order.
         self.free = (torch.randperm(num_blocks - 1, generator=self.random) + 1).tolist()
 
-    def _garbage(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        if not dtype.is_floating_point:
-            return torch.zeros(*shape, dtype=dtype)
-        return (torch.rand(*shape, generator=self.random) * 7 - 3).to(dtype)
+    @staticmethod
+    def _garbage(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return what never-written memory may hold: NaN, where the dtype has it."""
+        return torch.full(tuple(shape), float("nan") if dtype.is_floating_point else -1).to(dtype)
 
     def normal(self, *shape: int) -> torch.Tensor:
         """Return fresh normal values in the rig's dtype."""
@@ -198,9 +198,15 @@ class AttentionRig:
         size = self.block_size
         return [sequence.blocks[p // size] * size + p % size for p in positions]
 
+    def _visible(self, sequence: RigSequence, new: int) -> list[int]:
+        """Return the block table with blocks out of every query's window freed to the null one."""
+        window = self.layer.sliding_window
+        first = 0 if window is None else max(0, len(sequence) - new - window + 1) // self.block_size
+        return [0] * first + sequence.blocks[first:]
+
     def _metadata(self, work: Sequence[tuple[RigSequence, int]], slots: list[int]) -> Any:  # noqa: ANN401
         counts = torch.tensor([0, *(n for _, n in work)])
-        tables = [s.blocks for s, _ in work]
+        tables = [self._visible(s, n) for s, n in work]
         width = max(map(len, tables)) + 2
         lengths = torch.tensor([len(s) for s, _ in work], dtype=torch.int32)
         common = CommonAttentionMetadata(

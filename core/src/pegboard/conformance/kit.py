@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any, Literal
 
 from pegboard.api.plugin import ComponentSpec
-from pegboard.catalog.catalog import Catalog, Entry
+from pegboard.catalog import Catalog, Entry
 
 __all__ = [
     "KINDS",
@@ -16,6 +16,7 @@ __all__ = [
     "Subject",
     "check",
     "checks_of",
+    "load_target",
     "run_checks",
 ]
 
@@ -89,6 +90,12 @@ def check(kind: str) -> Callable[[Callable[[Subject], None]], Callable[[Subject]
         return function
 
     return register
+
+
+def load_target(target: str) -> Any:  # noqa: ANN401 -- whatever the target names
+    """Import a "module:attribute" that a spec names beside its `target`."""
+    module, _, name = target.partition(":")
+    return getattr(import_module(module), name)
 
 
 def checks_of(kind: str) -> Sequence[Check]:
