@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 __all__ = ["JoinedTokens", "RowTokens"]
 
@@ -22,8 +21,9 @@ class JoinedTokens:
 
     __slots__ = ("lines", "owners", "token_ids", "values")
 
-    def __init__(self, parts: list[tuple[int, NDArray[np.int64], NDArray[np.float32]]],
-                 device: torch.device) -> None:
+    def __init__(
+        self, parts: list[tuple[int, NDArray[np.int64], NDArray[np.float32]]], device: torch.device
+    ) -> None:
         """Join (line, token ids, values)."""
         lines = np.repeat([p[0] for p in parts], [len(p[1]) for p in parts]).astype(np.int64)
         self.lines = torch.from_numpy(lines).to(device)
@@ -79,7 +79,8 @@ class RowTokens:
         if not key:
             return None
         if key != self._key or self._joined is None:
-            self._joined = JoinedTokens([(line, *self._rows[row]) for line, row in key],
-                                        self._device)
+            self._joined = JoinedTokens(
+                [(line, *self._rows[row]) for line, row in key], self._device
+            )
             self._key = key
         return self._joined

@@ -8,7 +8,7 @@ In order, each part only if a row of the step asks for it:
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -151,7 +151,9 @@ class Sampler:
             grammar: lines with a grammar mask, and the masks [k, ceil(vocab / 32)] int32.
         """
         lines = _Lines(rows_cpu, self._device)
-        raw = self._keep_raw(logits, lines, changes=self._changes(lines.rows) or grammar is not None)
+        raw = self._keep_raw(
+            logits, lines, changes=self._changes(lines.rows) or grammar is not None
+        )
         if grammar is not None:
             _apply_grammar(logits, *grammar)
         faults = self._process(logits, lines, num_output_tokens, batch)

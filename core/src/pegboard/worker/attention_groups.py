@@ -29,6 +29,7 @@ from pegboard.worker.model_context import WorkerModelContext
 
 __all__ = ["AttentionBackends", "AttentionGroups", "profiling_context"]
 
+
 class AttentionBackends:
     """Makes backends of one kind, one for each block size in use."""
 

@@ -19,9 +19,7 @@ def build_model(config: EngineConfig, catalog: Catalog, context: WorkerModelCont
     description = config.model.description
     architecture = catalog.select(
         "model_architectures",
-        ModelArchitectureQuery(
-            architectures=description.architectures, runner=config.model.runner
-        ),
+        ModelArchitectureQuery(architectures=description.architectures, runner=config.model.runner),
         name=config.model.architecture,
     )
     model: Model = catalog.load(architecture.entry)(context)

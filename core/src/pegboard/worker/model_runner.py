@@ -4,6 +4,7 @@ It only puts its parts in order: the persistent batch, the attention groups, the
 sampler and the prompt logprobs each know their own. All calls come from one thread.
 """
 
+import logging
 import time
 from collections.abc import Sequence
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pegboard.api.distributed import ProcessGroup
+from pegboard.api.engine import StepHandle
 from pegboard.api.errors import PegboardError, StepError
 from pegboard.api.forward_context import enter_forward_context
 from pegboard.api.kv import KVGroup, KVLayerNeed
@@ -35,6 +37,8 @@ from pegboard.worker.prompt_logprobs import PromptLogprobs
 from pegboard.worker.warm_up import warm_up_steps
 
 __all__ = ["ModelRunner", "RunningStep"]
+
+logger = logging.getLogger(__name__)
 
 #: Tokens of the pass that measures activations; larger steps hold proportionally more.
 _PROFILE_TOKENS = 64
@@ -83,6 +87,8 @@ class ModelRunner:
     """Drives one model on one device.
 
     Attributes:
+        model: what it drives. After `load_model`.
+        attention: its caches and metadata. After `initialize_kv`.
         ledger: what the memory went to.
         op_choices: which implementation each op got, for the start report.
     """
@@ -133,8 +139,8 @@ class ModelRunner:
         )
         self._unsampled: RunningStep | None = None
         self._row_faults: dict[int, str] = {}
-        self._model: Model
-        self._attention: AttentionGroups
+        self.model: Model
+        self.attention: AttentionGroups
         self._batch: InputBatch
         self._sampler: Sampler
         self._prompt_logprobs: PromptLogprobs
@@ -143,7 +149,7 @@ class ModelRunner:
     def load_model(self) -> None:
         """Build the model and stream its weights in."""
         with AllocationMeter() as meter:
-            self._model = build_model(self._config, self._catalog, self._context)
+            self.model = build_model(self._config, self._catalog, self._context)
         meter.stop()
         self.ledger.weights_bytes = meter.live_bytes
 
@@ -166,8 +172,8 @@ class ModelRunner:
             AllocationMeter() as meter,
             enter_forward_context(profiling_context(num_layers, num_tokens)),
         ):
-            hidden = self._model(tokens, torch.zeros_like(tokens))
-            logits = self._model.compute_logits(hidden[:1])
+            hidden = self.model(tokens, torch.zeros_like(tokens))
+            logits = self.model.compute_logits(hidden[:1])
         meter.stop()
         step_bytes = -(-meter.peak_bytes * most // num_tokens)
         rows = min(self._config.scheduler.max_num_seqs, most)
@@ -182,7 +188,7 @@ class ModelRunner:
         vocab_size = model.description.vocab_size
         rows = config.scheduler.max_num_seqs
         with AllocationMeter() as meter:
-            self._attention = AttentionGroups(
+            self.attention = AttentionGroups(
                 groups,
                 num_blocks,
                 context=self._context,
@@ -208,15 +214,15 @@ class ModelRunner:
             )
         meter.stop()
         self._prompt_logprobs = PromptLogprobs(vocab_size, model.logprobs_mode)
-        self.ledger.kv_bytes = self._attention.cache.nbytes
+        self.ledger.kv_bytes = self.attention.cache.nbytes
         self.ledger.batch_bytes = meter.live_bytes - self.ledger.kv_bytes
 
-    def warm_up(self) -> float:
-        """Run a few tiny steps in the null block; return the seconds they took."""
+    def warm_up(self) -> None:
+        """Run a few tiny steps in the null block."""
         start = time.perf_counter()
-        for step in warm_up_steps(self._config, len(self._attention.tables)):
+        for step in warm_up_steps(self._config, len(self.attention.tables)):
             self.sample(self.execute(step))
-        return time.perf_counter() - start
+        logger.debug("warm_up_s=%.3f", time.perf_counter() - start)
 
     @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> RunningStep:
@@ -242,12 +248,13 @@ class ModelRunner:
         return running
 
     @torch.inference_mode()
-    def sample(self, handle: RunningStep, grammar_masks: bytes | None = None) -> StepOutput:
+    def sample(self, handle: StepHandle, grammar_masks: bytes | None = None) -> StepOutput:
         """Sample the rows that are due; waits for the device.
 
         Raises:
             StepError: sampling raised.
         """
+        assert isinstance(handle, RunningStep)
         self._unsampled = None
         try:
             return self._sample(handle, grammar_masks)
@@ -265,17 +272,17 @@ class ModelRunner:
         for request in step.new_requests:
             self._add_row(request)
         for row, block_ids in step.new_block_ids.items():
-            self._attention.append(row, block_ids)
+            self.attention.append(row, block_ids)
         if step.blocks_to_zero:
-            self._attention.cache.zero_blocks(step.blocks_to_zero)
+            self.attention.cache.zero_blocks(step.blocks_to_zero)
         if step.blocks_to_copy:
-            self._attention.cache.copy_blocks(step.blocks_to_copy)
+            self.attention.cache.copy_blocks(step.blocks_to_copy)
 
     def _add_row(self, request: NewRequest) -> None:
         row = request.row
         self._remove_row(row)
         self._batch.add_row(request)
-        self._attention.append(row, request.block_ids)
+        self.attention.append(row, request.block_ids)
         self._prompt_logprobs.add_row(request)
         try:
             self._sampler.add_row(request)
@@ -285,7 +292,7 @@ class ModelRunner:
 
     def _remove_row(self, row: int) -> None:
         self._batch.remove_row(row)
-        self._attention.clear(row)
+        self.attention.clear(row)
         self._sampler.remove_row(row)
         self._prompt_logprobs.remove_row(row)
         self._row_faults.pop(row, None)
@@ -293,10 +300,10 @@ class ModelRunner:
     def _forward(self, step: SchedulerOutput, running: RunningStep) -> None:
         batch = self._batch
         inputs = batch.prepare(step)
-        with enter_forward_context(self._attention.forward_context(inputs)):
-            hidden = self._model(inputs.input_ids, inputs.positions)
+        with enter_forward_context(self.attention.forward_context(inputs)):
+            hidden = self.model(inputs.input_ids, inputs.positions)
         running.prompt_logprobs = self._prompt_logprobs.compute(
-            hidden, inputs, batch, self._model.compute_logits
+            hidden, inputs, batch, self.model.compute_logits
         )
         if self._row_faults:
             running.faults = {r: f for r, f in self._row_faults.items() if r in set(step.rows)}
@@ -305,7 +312,7 @@ class ModelRunner:
             # The token about to be sampled is already counted.
             outputs = batch.num_tokens_cpu[rows] - batch.num_prompt_cpu[rows] - 1
             running.num_output_tokens = outputs.tolist()
-            running.logits = self._model.compute_logits(self._last_hidden(hidden, inputs))
+            running.logits = self.model.compute_logits(self._last_hidden(hidden, inputs))
 
     def _last_hidden(self, hidden: Tensor, inputs: StepInputs) -> Tensor:
         """Return the hidden states that tell of the next token, of the rows that sample."""
@@ -371,4 +378,3 @@ def platform_detection(catalog: Catalog, platform: Platform) -> Detection:
         if entry.spec == platform.spec:
             return catalog.detect(entry)
     return Detection(available=True, reason="")
-

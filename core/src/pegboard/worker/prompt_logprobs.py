@@ -6,7 +6,6 @@ reports on the first token of the next one.
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from pegboard.api.messages import NewRequest
@@ -35,9 +34,7 @@ class PromptLogprobs:
         """Take what a request wants. One that has output tokens got its own long ago."""
         self.remove_row(request.row)
         p = request.sampling
-        wanted = WantedLogprobs.of(
-            p.prompt_logprobs, p.prompt_logprob_token_ids, self._vocab_size
-        )
+        wanted = WantedLogprobs.of(p.prompt_logprobs, p.prompt_logprob_token_ids, self._vocab_size)
         if wanted is not None and len(request.token_ids) == request.num_prompt_tokens:
             self._rows[request.row] = (wanted, p.prompt_logprob_start or 0)
 
@@ -76,9 +73,7 @@ class PromptLogprobs:
                 end = min(first + _SLICE, last)
                 logits = compute_logits(hidden[base + first : base + end])
                 targets = batch.token_ids[row, first + 1 : end + 1].long()
-                parts.append(
-                    gather_logprobs(logits, targets, [wanted] * (end - first), self._mode)
-                )
+                parts.append(gather_logprobs(logits, targets, [wanted] * (end - first), self._mode))
             if parts:
                 reports[row] = parts
             if chunk_end >= int(batch.num_prompt_cpu[row]):

@@ -145,5 +145,3 @@ def _runner_class(platform: Platform) -> Callable[..., ModelRunnerProtocol]:
         return ModelRunner
     module, _, name = platform.model_runner.partition(":")
     return getattr(importlib.import_module(module), name)
-
-
