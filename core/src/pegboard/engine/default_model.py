@@ -85,7 +85,7 @@ def fetch_default_model(cache: Path, *, offline: bool = False) -> Path:
 
 def _install(command: list[str]) -> None:
     try:
-        result = subprocess.run(  # noqa: S603 -- our own command, no shell
+        result = subprocess.run(
             command, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:

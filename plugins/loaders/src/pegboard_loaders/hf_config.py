@@ -72,9 +72,7 @@ class HfConfigReader(ConfigReader):
         )
 
 
-def _text_model(
-    outer: dict[str, Any], source: Path
-) -> tuple[tuple[str, ...], dict[str, Any]]:
+def _text_model(outer: dict[str, Any], source: Path) -> tuple[tuple[str, ...], dict[str, Any]]:
     """Return the architectures, the preferred first, and the text model's configuration."""
     names = outer.get("architectures")
     if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):

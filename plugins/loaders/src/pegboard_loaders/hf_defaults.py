@@ -72,17 +72,15 @@ def _complete_gemma3(config: dict[str, Any], source: Path) -> None:
             for layer in range(layers)
         ]
     given = config.get("rope_parameters")
-    nested = isinstance(given, dict) and isinstance(given.get("full_attention"), dict)
+    full, sliding = given, None
+    if isinstance(given, dict) and isinstance(given.get("full_attention"), dict):
+        full, sliding = given["full_attention"], given.get("sliding_attention")
     scaling = config.pop("rope_scaling", None)
     theta = config.pop("rope_theta", 1_000_000.0)
     local = config.pop("rope_local_base_freq", 10_000.0)
     config["rope_parameters"] = {
-        "full_attention": _rope(
-            given["full_attention"] if nested else given, scaling, theta, source
-        ),
-        "sliding_attention": _rope(
-            given.get("sliding_attention") if nested else None, None, local, source
-        ),
+        "full_attention": _rope(full, scaling, theta, source),
+        "sliding_attention": _rope(sliding, None, local, source),
     }
 
 
@@ -100,7 +98,7 @@ def _rope(given: Any, scaling: Any, theta: Any, source: Path) -> dict[str, Any]:
         numbers.append("factor")
     for key in numbers:
         value = rope.get(key)
-        if type(value) not in (int, float) or not (math.isfinite(value) and value > 0):
+        if not _is_positive(value):
             raise ModelError(f"{source}: {key} is {value!r}; a positive number is needed")
     original = rope.get("original_max_position_embeddings")
     if original is not None and (type(original) is not int or not 0 < original <= 1 << 30):
@@ -108,3 +106,8 @@ def _rope(given: Any, scaling: Any, theta: Any, source: Path) -> dict[str, Any]:
             f"{source}: original_max_position_embeddings is {original!r}; a count is needed"
         )
     return rope
+
+
+def _is_positive(value: Any) -> bool:  # noqa: ANN401 -- JSON
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value) and value > 0

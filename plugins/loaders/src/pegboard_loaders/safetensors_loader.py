@@ -72,8 +72,8 @@ def _nothing_found(path: Path) -> str:
     pickled = [file.name for pattern in _PICKLED for file in path.glob(pattern)]
     if pickled:
         return (
-            f"{path} holds pickled weights ({sorted(pickled)[0]}), which can run code and are never "
-            "read; convert them to safetensors, or use a revision that has them"
+            f"{path} holds pickled weights ({sorted(pickled)[0]}), which can run code and are "
+            "never read; convert them to safetensors, or use a revision that has them"
         )
     return f"{path} holds no *.safetensors file; fetch the weights, or try --load-format dummy"
 

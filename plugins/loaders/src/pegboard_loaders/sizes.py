@@ -50,4 +50,4 @@ def check_sizes(config: dict[str, Any], source: str) -> None:
         or not isinstance(epsilon, int | float)
         or not (math.isfinite(epsilon) and 0 <= epsilon < 1)
     ):
-        raise ModelError(f"{source}: rms_norm_eps is {epsilon!r}; a small positive number is needed")
+        raise ModelError(f"{source}: rms_norm_eps is {epsilon!r}; a number from 0 to 1 is needed")

@@ -152,8 +152,7 @@ def _adjust_gemma3(file: GgufFile, config: dict[str, Any]) -> None:
 def _adjust_llama(file: GgufFile, config: dict[str, Any]) -> None:
     if file.metadata.get("llama.expert_count"):
         raise ModelError(
-            f"{file.path} is a mixture of experts in the llama architecture, which is not "
-            "supported"
+            f"{file.path} is a mixture of experts in the llama architecture, which is not supported"
         )
     del config
 

@@ -70,29 +70,29 @@ def _bf16(blocks: np.ndarray) -> np.ndarray:
 
 
 def _q4_0(blocks: np.ndarray) -> np.ndarray:
-    """scale f16, 16 bytes of nibbles; value = scale * (q - 8)."""
+    """Scale f16, 16 bytes of nibbles; value = scale * (q - 8)."""
     return _half(blocks, 0) * (_nibbles(blocks[:, 2:]).astype(np.float32) - 8)
 
 
 def _q4_1(blocks: np.ndarray) -> np.ndarray:
-    """scale f16, offset f16, 16 bytes of nibbles; value = scale * q + offset."""
+    """Scale f16, offset f16, 16 bytes of nibbles; value = scale * q + offset."""
     return _half(blocks, 0) * _nibbles(blocks[:, 4:]).astype(np.float32) + _half(blocks, 2)
 
 
 def _q5_0(blocks: np.ndarray) -> np.ndarray:
-    """scale f16, 4 bytes of fifth bits, 16 bytes of nibbles; value = scale * (q - 16)."""
+    """Scale f16, 4 bytes of fifth bits, 16 bytes of nibbles; value = scale * (q - 16)."""
     quants = _nibbles(blocks[:, 6:]) | _bits(blocks[:, 2:6]) << 4
     return _half(blocks, 0) * (quants.astype(np.float32) - 16)
 
 
 def _q5_1(blocks: np.ndarray) -> np.ndarray:
-    """scale f16, offset f16, 4 bytes of fifth bits, 16 bytes of nibbles."""
+    """Scale f16, offset f16, 4 bytes of fifth bits, 16 bytes of nibbles."""
     quants = _nibbles(blocks[:, 8:]) | _bits(blocks[:, 4:8]) << 4
     return _half(blocks, 0) * quants.astype(np.float32) + _half(blocks, 2)
 
 
 def _q8_0(blocks: np.ndarray) -> np.ndarray:
-    """scale f16, 32 signed bytes; value = scale * q."""
+    """Scale f16, 32 signed bytes; value = scale * q."""
     return _half(blocks, 0) * blocks[:, 2:].view(np.int8).astype(np.float32)
 
 
@@ -109,7 +109,7 @@ def _scales_and_offsets(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _k_values(blocks: np.ndarray, quants: np.ndarray) -> np.ndarray:
-    """value = d * scale[group] * q - dmin * offset[group]; quants [num_blocks, 8, 32]."""
+    """Value = d * scale[group] * q - dmin * offset[group]; quants [num_blocks, 8, 32]."""
     scales, offsets = _scales_and_offsets(blocks[:, 4:16])
     scales *= _half(blocks, 0)
     offsets *= _half(blocks, 2)
@@ -124,7 +124,7 @@ def _k_nibbles(packed: np.ndarray) -> np.ndarray:
 
 
 def _q4_k(blocks: np.ndarray) -> np.ndarray:
-    """d f16, dmin f16, 12 bytes of scales and offsets, 128 bytes of nibbles."""
+    """D f16, dmin f16, 12 bytes of scales and offsets, 128 bytes of nibbles."""
     return _k_values(blocks, _k_nibbles(blocks[:, 16:]))
 
 

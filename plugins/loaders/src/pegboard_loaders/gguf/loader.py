@@ -112,9 +112,7 @@ class _Conversion:
         stored = self._file.tensor_bytes(tensor)
         values = dequantize(stored, kind.name, kind.block_size, kind.block_bytes)
         try:
-            restored = self._architecture.restored(
-                name, values.reshape(tensor.shape), self._config
-            )
+            restored = self._architecture.restored(name, values.reshape(tensor.shape), self._config)
         except (ValueError, ZeroDivisionError) as error:
             raise ModelError(
                 f"{self._file.path}: {tensor.name!r} has the shape {tensor.shape}, which does not "

@@ -183,9 +183,9 @@ class GgufFile:
     def _read_value(self, kind: int, key: str) -> Any:  # noqa: ANN401 -- the file says the type
         scalar = _SCALARS.get(kind)
         if scalar is not None:
-            return scalar.unpack_from(self._map, self._take(scalar.size, f"the value of {key!r}"))[
-                0
-            ]
+            (value,) = scalar.unpack_from(self._map, self._take(scalar.size, f"{key!r}"))
+            # The decimal number that was meant, such as 1e-05, not its float32 neighbour.
+            return float(str(np.float32(value))) if scalar.format == "<f" else value
         if kind == _STRING:
             return self._read_string(f"the value of {key!r}")
         if kind == _ARRAY:

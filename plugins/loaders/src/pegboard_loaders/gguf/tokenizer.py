@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, decoders, models, normalizers, processors
 
 from pegboard.api.errors import ModelError
 from pegboard.api.fast_tokenizer import FastTokenizer
 from pegboard.api.models import ModelDescription
 from pegboard.api.plugin import ComponentContext
 from pegboard_loaders.gguf.reader import GgufFile
-from pegboard_loaders.gguf.words import word_rule
 from pegboard_loaders.gguf.vocabulary import TokenKind, Vocabulary, read_vocabulary
+from pegboard_loaders.gguf.words import word_rule
 
 __all__ = ["GgufTokenizer", "build_tokenizer"]
 
