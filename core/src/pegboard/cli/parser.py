@@ -43,9 +43,7 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(
             prog=prog,
             allow_abbrev=False,
-            formatter_class=lambda prog: _HelpFormatter(
-                prog, max_help_position=34, width=width
-            ),
+            formatter_class=lambda prog: _HelpFormatter(prog, max_help_position=34, width=width),
             **kwargs,
         )
         self.dotted: dict[str, str] = {}

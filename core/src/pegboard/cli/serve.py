@@ -41,6 +41,7 @@ class Serve(CliCommand):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the engine's flags, and the options of the front end's plugin as plain flags."""
         invocation = parser.get_default("invocation")
+        parser.usage = "platform serve [MODEL] [FLAGS]"
         parser.description = f"{parser.description}\n\n{_HELP}"
         add_engine_flags(parser)
         parser.add_argument(
