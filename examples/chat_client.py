@@ -1,4 +1,4 @@
-"""Stream a chat answer from a running server: `python examples/chat_client.py "Name three rivers."`."""
+"""Stream a chat answer from a running server."""
 
 import sys
 
