@@ -23,9 +23,6 @@ __all__ = [
 #: Kind (the hook's name) to the module that holds its checks.
 KINDS: dict[str, str] = {
     "attention_backends": "pegboard.conformance.attention",
-    "executors": "pegboard.conformance.executor",
-    "model_architectures": "pegboard.conformance.model",
-    "model_loaders": "pegboard.conformance.loader",
     "op_implementations": "pegboard.conformance.op",
     "platforms": "pegboard.conformance.platform_kind",
 }

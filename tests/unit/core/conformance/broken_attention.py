@@ -102,7 +102,7 @@ class AddsNoise(ChangedForward):
 class OverwritesNullBlock(ChangedForward):
     def around(self, inner, query, key, value, kv_cache, metadata, output) -> None:
         inner.forward(query, key, value, kv_cache, metadata, output)
-        kv_cache[0][0] = 1
+        kv_cache[0][0] = torch.rand(())
 
 
 class LayoutLies(ReferenceBackend):
