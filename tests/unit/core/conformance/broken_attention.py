@@ -2,7 +2,6 @@
 
 import msgspec
 import torch
-from pegboard.builtin.reference_attention import ReferenceBackend
 
 from pegboard.api.attention import (
     AttentionImpl,
@@ -12,6 +11,7 @@ from pegboard.api.attention import (
     KVLayout,
 )
 from pegboard.api.kv import KVGroup
+from pegboard.builtin.reference_attention import ReferenceBackend
 
 
 class ChangedLayer(ReferenceBackend):
