@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from tests.support.models import LocalGroup, PagedDriver, SimpleModelContext, reference_ops
 
 from pegboard.api.errors import EngineError, ModelError
 from pegboard.api.forward_context import ForwardContext, enter_forward_context
 from pegboard.layers import Attention, Layer, RMSNorm, Rotary, packed_bytes, weight_slots
 from pegboard.ops import reference
-from tests.support.models import LocalGroup, PagedDriver, SimpleModelContext, reference_ops
 
 CONFIG = {
     "num_attention_heads": 4,

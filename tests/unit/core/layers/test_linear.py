@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from tests.support.models import LocalGroup, SimpleModelContext, ThreadGroup, reference_ops
 
 from pegboard.api.errors import ModelError
 from pegboard.layers import (
@@ -16,7 +17,6 @@ from pegboard.layers import (
     packed_bytes,
 )
 from pegboard.ops import reference
-from tests.support.models import LocalGroup, SimpleModelContext, ThreadGroup, reference_ops
 
 CONFIG = {
     "num_attention_heads": 6,

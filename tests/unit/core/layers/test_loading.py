@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from tests.support.models import SimpleModelContext
 
 from pegboard.api.errors import ModelError
 from pegboard.layers import Layer, ReplicatedLinear, RMSNorm, WeightMap, load_weights, weight_slots
-from tests.support.models import SimpleModelContext
 
 CONTEXT = SimpleModelContext({"max_position_embeddings": 8})
 

@@ -1,11 +1,11 @@
 """Norm layers."""
 
 import torch
+from tests.support.models import SimpleModelContext
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from pegboard.layers import RMSNorm
-from tests.support.models import SimpleModelContext
 
 
 def loaded(size: int, weight: torch.Tensor, dtype: torch.dtype, offset: float) -> RMSNorm:

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from tests.support.models import SimpleModelContext
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from pegboard.api.errors import ModelError
 from pegboard.layers import Rotary, rope_parameters
 from pegboard.layers.rope_scaling import ROPE_KINDS, rope_frequencies
-from tests.support.models import SimpleModelContext
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -117,5 +117,5 @@ def test_an_unknown_kind_is_refused_by_name() -> None:
     parameters = rope_parameters(
         {"max_position_embeddings": 8, "rope_scaling": {"rope_type": "spiral"}}
     )
-    with pytest.raises(ModelError, match="'spiral'.*llama3"):
+    with pytest.raises(ModelError, match=r"'spiral'.*llama3"):
         rope_frequencies(parameters, 8, 8)

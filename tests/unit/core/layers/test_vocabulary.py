@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from tests.support.models import SimpleModelContext, ThreadGroup
 
 from pegboard.layers import LmHead, VocabEmbedding, packed_bytes
-from tests.support.models import SimpleModelContext, ThreadGroup
 
 CONFIG = {"max_position_embeddings": 8}
 VOCAB, HIDDEN = 19, 6

@@ -7,11 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from pegboard.api.errors import ModelError
-from pegboard.layers import packed_bytes
-from pegboard.ops import reference
-from pegboard_models.plugin import model_architectures
 from tests.support.models import (
     Checkpoint,
     PagedDriver,
@@ -19,6 +14,11 @@ from tests.support.models import (
     ThreadGroup,
     reference_ops,
 )
+
+from pegboard.api.errors import ModelError
+from pegboard.layers import packed_bytes
+from pegboard.ops import reference
+from pegboard_models.plugin import model_architectures
 
 TARGETS = {spec.name: spec.target for spec in model_architectures()}
 FLOAT32 = 1e-4  # largest difference of logits over the largest logit
