@@ -1,7 +1,7 @@
 """From the user's word on plugins to a catalog; and from a resolved list to the same catalog.
 
-    parent: discover → allow or deny → API check → import entry modules → validate → catalog
-    child:  import exactly what the parent resolved, verify it → validate → catalog
+parent: discover → allow or deny → API check → import entry modules → validate → catalog
+child:  import exactly what the parent resolved, verify it → validate → catalog
 """
 
 import importlib
@@ -292,9 +292,7 @@ def _plugin_config(plugin: LoadedPlugin, process: str) -> Any:  # noqa: ANN401 -
         return msgspec.convert(options, struct)
     except msgspec.ValidationError as error:
         problem = describe_problem(struct, options, error)
-        raise ConfigError(
-            f"plugins.{name}.{problem} (--plugin-config {name}.key=value)"
-        ) from error
+        raise ConfigError(f"plugins.{name}.{problem} (--plugin-config {name}.key=value)") from error
 
 
 def _verify(expected: ResolvedPlugin, plugin: LoadedPlugin, process: str) -> None:
