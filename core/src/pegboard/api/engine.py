@@ -30,6 +30,7 @@ __all__ = [
     "Executor",
     "ExecutorQuery",
     "ExecutorSpec",
+    "LoadConfigView",
     "ModelConfigView",
     "ModelRunner",
     "ParallelConfigView",
@@ -80,6 +81,11 @@ class ModelConfigView(Protocol):
         """Seeds requests that bring none."""
         ...
 
+    @property
+    def default_sampling(self) -> Mapping[str, Any]:
+        """Values, by `SamplingParams` field, of what a front end's request leaves out."""
+        ...
+
 
 class CacheConfigView(Protocol):
     """The KV cache."""
@@ -113,6 +119,25 @@ class SchedulerConfigView(Protocol):
         """Rows of the persistent batch."""
         ...
 
+    @property
+    def scheduling_policy(self) -> str:
+        """Name of the policy that orders requests."""
+        ...
+
+
+class LoadConfigView(Protocol):
+    """How weights are read."""
+
+    @property
+    def use_weight_cache(self) -> bool:
+        """Whether converted weights are kept for the next start."""
+        ...
+
+    @property
+    def cache_dir(self) -> str | None:
+        """Folder for fetched models and converted weights; None for no such folder."""
+        ...
+
 
 class ParallelConfigView(Protocol):
     """The worker fleet."""
@@ -129,6 +154,11 @@ class EngineConfigView(Protocol):
     @property
     def model(self) -> ModelConfigView:
         """What is served."""
+        ...
+
+    @property
+    def load(self) -> LoadConfigView:
+        """How weights are read."""
         ...
 
     @property

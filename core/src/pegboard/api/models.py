@@ -233,3 +233,10 @@ class Model(Protocol):
             ModelError: names missing or unexpected, or a wrong shape; one line that lists them.
         """
         ...
+
+    def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the name and shape of every tensor that `load_weights` needs, before any split.
+
+        Names are those that `load_weights` takes. Loaders that make weights up read it.
+        """
+        ...

@@ -131,10 +131,10 @@ class AttentionRig:
         # Block 0 is the null block; the rest are handed out in random order.
         self.free = (torch.randperm(num_blocks - 1, generator=self.random) + 1).tolist()
 
-    def _garbage(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        if not dtype.is_floating_point:
-            return torch.zeros(*shape, dtype=dtype)
-        return (torch.rand(*shape, generator=self.random) * 7 - 3).to(dtype)
+    @staticmethod
+    def _garbage(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return what never-written memory may hold: NaN, where the dtype has it."""
+        return torch.full(tuple(shape), float("nan") if dtype.is_floating_point else -1).to(dtype)
 
     def normal(self, *shape: int) -> torch.Tensor:
         """Return fresh normal values in the rig's dtype."""
@@ -170,7 +170,7 @@ class AttentionRig:
         slots: list[int] = []
         for sequence, new in work:
             end = start + new
-            slots += self._slots(sequence, new)
+            slots += self.slots(sequence, new)
             sequence.keys = torch.cat([sequence.keys, key[start:end].float()])
             sequence.values = torch.cat([sequence.values, value[start:end].float()])
             expected.append(
@@ -186,11 +186,12 @@ class AttentionRig:
             query = wide[:, 8 : 8 + layer.num_heads * layer.head_size].unflatten(
                 1, (layer.num_heads, layer.head_size)
             )
-        metadata = self._metadata(work, slots + [-1] * padding)
+        metadata = self.metadata(work, slots + [-1] * padding)
         self.impl.forward(query, key, value, self.cache, metadata, output)
         return output[:total], torch.cat(expected)
 
-    def _slots(self, sequence: RigSequence, new: int) -> list[int]:
+    def slots(self, sequence: RigSequence, new: int) -> list[int]:
+        """Return the slots of a sequence's next tokens, and give it the blocks they need."""
         needed = -(-(len(sequence) + new) // self.block_size)
         while len(sequence.blocks) < needed:
             sequence.blocks.append(self.free.pop())
@@ -198,9 +199,16 @@ class AttentionRig:
         size = self.block_size
         return [sequence.blocks[p // size] * size + p % size for p in positions]
 
-    def _metadata(self, work: Sequence[tuple[RigSequence, int]], slots: list[int]) -> Any:  # noqa: ANN401
+    def _visible(self, sequence: RigSequence, new: int) -> list[int]:
+        """Return the block table with blocks out of every query's window freed to the null one."""
+        window = self.layer.sliding_window
+        first = 0 if window is None else max(0, len(sequence) - new - window + 1) // self.block_size
+        return [0] * first + sequence.blocks[first:]
+
+    def metadata(self, work: Sequence[tuple[RigSequence, int]], slots: list[int]) -> Any:  # noqa: ANN401
+        """Return the backend's metadata of a step whose keys and values are noted already."""
         counts = torch.tensor([0, *(n for _, n in work)])
-        tables = [s.blocks for s, _ in work]
+        tables = [self._visible(s, n) for s, n in work]
         width = max(map(len, tables)) + 2
         lengths = torch.tensor([len(s) for s, _ in work], dtype=torch.int32)
         common = CommonAttentionMetadata(

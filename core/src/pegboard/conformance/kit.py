@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any, Literal
 
 from pegboard.api.plugin import ComponentSpec
-from pegboard.catalog.catalog import Catalog, Entry
+from pegboard.catalog import Catalog, Entry
 
 __all__ = [
     "KINDS",
@@ -16,17 +16,15 @@ __all__ = [
     "Subject",
     "check",
     "checks_of",
+    "load_target",
     "run_checks",
 ]
 
-#: Kind (the hook's name) to the module that holds its checks.
-KINDS: dict[str, str] = {
-    "attention_backends": "pegboard.conformance.attention",
-    "executors": "pegboard.conformance.executor",
-    "model_architectures": "pegboard.conformance.model",
-    "model_loaders": "pegboard.conformance.loader",
-    "op_implementations": "pegboard.conformance.op",
-    "platforms": "pegboard.conformance.platform_kind",
+#: Kind (the hook's name) to the modules that hold its checks.
+KINDS: dict[str, tuple[str, ...]] = {
+    "attention_backends": ("pegboard.conformance.attention",),
+    "op_implementations": ("pegboard.conformance.op", "pegboard.conformance.fused_write"),
+    "platforms": ("pegboard.conformance.platform_kind",),
 }
 
 
@@ -91,10 +89,16 @@ def check(kind: str) -> Callable[[Callable[[Subject], None]], Callable[[Subject]
     return register
 
 
+def load_target(target: str) -> Any:  # noqa: ANN401 -- whatever the target names
+    """Import a "module:attribute" that a spec names beside its `target`."""
+    module, _, name = target.partition(":")
+    return getattr(import_module(module), name)
+
+
 def checks_of(kind: str) -> Sequence[Check]:
     """Return a kind's checks, in the order of its file; empty for kinds without any."""
-    if kind in KINDS:
-        import_module(KINDS[kind])
+    for module in KINDS.get(kind, ()):
+        import_module(module)
     return tuple(_REGISTERED.get(kind, ()))
 
 

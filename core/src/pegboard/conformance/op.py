@@ -8,7 +8,7 @@ import torch
 
 from pegboard.api.ops import OpCase, OpDefinition
 from pegboard.conformance.attention_rig import torch_dtype
-from pegboard.conformance.kit import NotApplicable, Subject, check
+from pegboard.conformance.kit import NotApplicable, Subject, check, load_target
 
 __all__: list[str] = []
 
@@ -36,7 +36,7 @@ def _cases(subject: Subject) -> Iterator[tuple[str, OpCase]]:
     definition = definition_of(subject)
     if definition.cases is None:
         raise NotApplicable("the definition brings no cases; the op is checked in its backend")
-    make: Callable[..., Iterator[OpCase]] = subject.catalog.load(definition.cases)
+    make: Callable[..., Iterator[OpCase]] = load_target(definition.cases)
     for name in _dtypes(subject):
         random = torch.Generator().manual_seed(subject.seed)
         for case in make(random, torch_dtype(name)):
@@ -92,7 +92,7 @@ def matches_reference(subject: Subject) -> None:
     """Results and changed arguments equal the plain reference's within the case's tolerance."""
     definition = definition_of(subject)
     mine = subject.catalog.load(subject.entry)
-    reference = subject.catalog.load(definition)
+    reference = load_target(definition.target)
     count = 0
     for dtype, case in _cases(subject):
         args, expected_args = _copied(case.args), _copied(case.args)

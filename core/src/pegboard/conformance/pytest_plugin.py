@@ -38,7 +38,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _cases(config: pytest.Config) -> "list[tuple[Check, Subject]]":
-    from pegboard.catalog.discovery import build_catalog
+    from pegboard.catalog import build_catalog
     from pegboard.config.plugins import PluginsConfig
     from pegboard.conformance.kit import KINDS, Subject, checks_of
 

@@ -109,26 +109,19 @@ class Impl(AttentionImpl):
             values[mapping[written]] = value[: len(mapping)][written]
         for d in metadata.decodes:
             rows = slice(d.first, d.first + d.count)
-            result = self._attend(
-                query[rows, :, None],
-                keys[d.slots].transpose(1, 2),
-                values[d.slots].transpose(1, 2),
-                d.seen,
-            )
+            # Slots past a request's length may hold anything, NaN too, and a mask would spread it.
+            held = d.seen[:, 0, 0, :, None, None]
+            k, v = (t[d.slots].masked_fill(~held, 0).transpose(1, 2) for t in (keys, values))
+            result = self._attend(query[rows, :, None], k, v, d.seen)
             output[rows] = result[:, :, 0]
         for c in metadata.chunks:
             rows = slice(c.first, c.first + c.count)
-            result = self._attend(
-                query[rows].transpose(0, 1)[None],
-                keys[c.slots].transpose(0, 1)[None],
-                values[c.slots].transpose(0, 1)[None],
-                c.seen,
-            )
+            held = c.seen.any(0)[:, None, None]
+            k, v = (t[c.slots].masked_fill(~held, 0).transpose(0, 1)[None] for t in (keys, values))
+            result = self._attend(query[rows].transpose(0, 1)[None], k, v, c.seen)
             output[rows] = result[0].transpose(0, 1)
 
     def _attend(self, q, k, v, seen) -> torch.Tensor:
-        # Slots past a request's length may hold anything, NaN too: a mask alone would spread it.
-        v = v.masked_fill(~seen.any(-2)[..., None], 0.0) if seen.dim() == 4 else v
         return scaled_dot_product_attention(
             q, k, v, attn_mask=seen, scale=self.scale, enable_gqa=self.gqa
         )
