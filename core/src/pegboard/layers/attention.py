@@ -97,7 +97,7 @@ class Attention(Layer):
         self._attend = context.ops["attention"]
         can_fuse = rotary is not None and causal
         self._rope_and_write = context.ops.get("rope_and_write_kv") if can_fuse else None
-        context.add_attention(self.layer, self._need(context.dtype), self.sinks)
+        context.add_attention(self.layer, self._need(context.kv_dtype), self.sinks)
 
     def __call__(self, qkv: Tensor, positions: Tensor) -> Tensor:
         """Attend.
