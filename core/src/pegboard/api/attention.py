@@ -311,5 +311,13 @@ class AttentionBackend(ABC):
         """Return the builder of one KV group."""
 
     @abstractmethod
-    def implementation(self, layer: AttentionLayer) -> AttentionImpl:
-        """Return the kernels of one layer."""
+    def implementation(
+        self, layer: AttentionLayer, sinks: "torch.Tensor | None" = None
+    ) -> AttentionImpl:
+        """Return the kernels of one layer.
+
+        Args:
+            layer: what it is.
+            sinks: [num_heads] float32, one logit a head, where `layer.has_sinks`. It is filled
+                when weights are loaded: keep the tensor, read it at each call.
+        """

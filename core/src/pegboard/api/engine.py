@@ -30,6 +30,7 @@ __all__ = [
     "Executor",
     "ExecutorQuery",
     "ExecutorSpec",
+    "LoadConfigView",
     "ModelConfigView",
     "ModelRunner",
     "ParallelConfigView",
@@ -114,6 +115,20 @@ class SchedulerConfigView(Protocol):
         ...
 
 
+class LoadConfigView(Protocol):
+    """How weights are read."""
+
+    @property
+    def use_weight_cache(self) -> bool:
+        """Whether converted weights are kept for the next start."""
+        ...
+
+    @property
+    def cache_dir(self) -> str | None:
+        """Folder for fetched models and converted weights; None for no such folder."""
+        ...
+
+
 class ParallelConfigView(Protocol):
     """The worker fleet."""
 
@@ -129,6 +144,11 @@ class EngineConfigView(Protocol):
     @property
     def model(self) -> ModelConfigView:
         """What is served."""
+        ...
+
+    @property
+    def load(self) -> LoadConfigView:
+        """How weights are read."""
         ...
 
     @property

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
-from pegboard.api.models import ModelDescription
+from pegboard.api.models import Model, ModelDescription
 from pegboard.api.plugin import ComponentContext, ComponentSpec
 
 if TYPE_CHECKING:
@@ -52,3 +52,16 @@ class ModelLoader(ABC):
         Raises:
             ModelError: a file is missing, truncated or malformed; one line that names it.
         """
+
+    def load(self, model: Model, description: ModelDescription, dtype: "torch.dtype") -> None:
+        """Give a model its weights. What the worker calls; few loaders need to override it.
+
+        Args:
+            model: as built, without weights.
+            description: of the checkpoint.
+            dtype: of unquantised weights.
+
+        Raises:
+            ModelError: as `weights` and `Model.load_weights` raise it.
+        """
+        model.load_weights(self.weights(description, dtype))

@@ -176,8 +176,18 @@ class ModelContext(Protocol):
         """Positions this engine serves; rotary tables need no more."""
         ...
 
-    def add_attention(self, layer: AttentionLayer, need: KVLayerNeed | None) -> None:
-        """Declare an attention layer as it is built; `need` is None for layers without a cache.
+    def add_attention(
+        self,
+        layer: AttentionLayer,
+        need: KVLayerNeed | None,
+        sinks: "torch.Tensor | None" = None,
+    ) -> None:
+        """Declare an attention layer as it is built.
+
+        Args:
+            layer: what it is, on this rank.
+            need: what it asks of the KV manager; None for layers without a cache.
+            sinks: handed to `AttentionBackend.implementation`.
 
         Raises:
             ModelError: a second layer with the same index.
@@ -221,5 +231,12 @@ class Model(Protocol):
 
         Raises:
             ModelError: names missing or unexpected, or a wrong shape; one line that lists them.
+        """
+        ...
+
+    def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the name and shape of every tensor that `load_weights` needs, before any split.
+
+        Names are those that `load_weights` takes. Loaders that make weights up read it.
         """
         ...

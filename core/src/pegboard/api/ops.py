@@ -16,7 +16,7 @@ from pegboard.api.plugin import ComponentSpec, check_target
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["OpDefinition", "OpImplementationSpec", "OpQuery", "OpTable", "PackedWeights"]
+__all__ = ["OpCase", "OpDefinition", "OpImplementationSpec", "OpQuery", "OpTable", "PackedWeights"]
 
 
 class OpDefinition(ComponentSpec, frozen=True, kw_only=True):
@@ -26,7 +26,14 @@ class OpDefinition(ComponentSpec, frozen=True, kw_only=True):
         schema: as torch.library writes it, such as "(Tensor x, Tensor weight, float eps) ->
             Tensor"; `Tensor(a!)` marks what is mutated.
         fake: "module:function" computing output shapes only; None if outputs are only mutated.
-        packs: the op takes `PackedWeights`, which an implementation's `prepare` makes.
+        packs: the op takes `PackedWeights`, which an implementation's `prepare` makes. The
+            reference is then a class like the implementations', and its docstring says what
+            `prepare` takes. `prepare` keeps no reference to its arguments (they may be views of
+            a mapped file, strided, and are freed at once): it copies what it needs.
+        optional: a fusion that layers can do without. Where no implementation fits, the op table
+            gives None and layers take the unfused path; the reference is only the truth.
+        cases: "module:function(random, dtype)" yielding `OpCase`s, fresh random arguments for the
+            conformance kit; None for ops that it can only drive through a backend.
     """
 
     kind: ClassVar[str] = "op_definitions"
@@ -34,14 +41,36 @@ class OpDefinition(ComponentSpec, frozen=True, kw_only=True):
     schema: str
     fake: str | None = None
     packs: bool = False
+    optional: bool = False
+    cases: str | None = None
 
     def __post_init__(self) -> None:
         """Check names, target, fake and that the schema has the arrow form."""
         ComponentSpec.__post_init__(self)
         if self.fake is not None:
             check_target(self.fake, f"fake of op {self.name!r}")
+        if self.cases is not None:
+            check_target(self.cases, f"cases of op {self.name!r}")
         if not self.schema.startswith("(") or "->" not in self.schema:
             raise ValueError(f"schema of op {self.name!r} must read '(args) -> result'")
+
+
+class OpCase(msgspec.Struct, frozen=True, kw_only=True):
+    """One set of arguments for an op, made by its definition's `cases`.
+
+    Attributes:
+        what: names it in a failure.
+        args: the call's positional arguments, without the packed weights.
+        weights: `prepare`'s positional arguments, for ops that pack; they come last in the call.
+        tolerance: largest |got - expected| / (1 + |expected|) by dtype name.
+    """
+
+    what: str
+    args: tuple[Any, ...]
+    weights: tuple[Any, ...] | None = None
+    tolerance: dict[str, float] = msgspec.field(
+        default_factory=lambda: {"float32": 2e-5, "bfloat16": 1.6e-2, "float16": 2e-3}
+    )
 
 
 class OpQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,16 +150,15 @@ class OpTable(Protocol):
     """The ops of one worker, chosen once; layers read it when they are built."""
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
-        """Return the chosen implementation of a named op.
+        """Return the chosen implementation of a named op, the reference where none fits.
+
+        Where the definition `packs`, it is an instance with `prepare` and `__call__`.
 
         Raises:
-            KeyError: no op of this name is defined.
+            KeyError: no op of this name is defined, or it is optional and has no implementation.
         """
         ...
 
     def get(self, name: str) -> Callable[..., Any] | None:
-        """Return the chosen implementation, or None where the op has none on this platform.
-
-        Only for optional fused ops, which have no reference.
-        """
+        """Return the chosen implementation of an optional op, or None where none fits here."""
         ...

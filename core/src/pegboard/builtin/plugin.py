@@ -104,7 +104,96 @@ def kv_group_types() -> list[KVGroupTypeSpec]:
 @hookimpl
 def op_definitions() -> list[OpDefinition]:
     """The named ops, each with its plain reference."""
-    return []
+    return [
+        OpDefinition(
+            name="linear",
+            target="pegboard.ops.reference:Linear",
+            cases="pegboard.ops.cases:linear",
+            summary="x @ weight.T + bias over packed weights.",
+            schema="(Tensor x, PackedWeights packed) -> Tensor",
+            packs=True,
+        ),
+        OpDefinition(
+            name="gate_up_linear",
+            target="pegboard.ops.reference:GateUpLinear",
+            cases="pegboard.ops.cases:gate_up_linear",
+            summary="The gated first half of an MLP: act(x @ gate.T) * (x @ up.T).",
+            schema="(Tensor x, PackedWeights packed) -> Tensor",
+            packs=True,
+            optional=True,
+        ),
+        OpDefinition(
+            name="logits",
+            target="pegboard.ops.reference:Logits",
+            cases="pegboard.ops.cases:logits",
+            summary="The head's product in float32; embeds from the same packed copy where tied.",
+            schema="(Tensor x, PackedWeights packed) -> Tensor",
+            packs=True,
+        ),
+        OpDefinition(
+            name="embedding",
+            target="pegboard.ops.reference:embedding",
+            cases="pegboard.ops.cases:embedding",
+            fake="pegboard.ops.fakes:embedding",
+            summary="Rows of an untied embedding.",
+            schema="(Tensor ids, Tensor weight) -> Tensor",
+        ),
+        OpDefinition(
+            name="rms_norm",
+            target="pegboard.ops.reference:rms_norm",
+            cases="pegboard.ops.cases:rms_norm",
+            fake="pegboard.ops.fakes:rms_norm",
+            summary="x / sqrt(mean(x ** 2) + eps) * weight.",
+            schema="(Tensor x, Tensor weight, float eps) -> Tensor",
+        ),
+        OpDefinition(
+            name="fused_add_rms_norm",
+            target="pegboard.ops.reference:fused_add_rms_norm",
+            cases="pegboard.ops.cases:fused_add_rms_norm",
+            summary="Add to the residual and normalise the sum, both in place.",
+            schema="(Tensor(a!) x, Tensor(b!) residual, Tensor weight, float eps) -> ()",
+        ),
+        OpDefinition(
+            name="silu_and_mul",
+            target="pegboard.ops.reference:silu_and_mul",
+            cases="pegboard.ops.cases:gated",
+            fake="pegboard.ops.fakes:halved",
+            summary="silu(first half) * second half.",
+            schema="(Tensor x) -> Tensor",
+        ),
+        OpDefinition(
+            name="gelu_tanh_and_mul",
+            target="pegboard.ops.reference:gelu_tanh_and_mul",
+            cases="pegboard.ops.cases:gated",
+            fake="pegboard.ops.fakes:halved",
+            summary="gelu(first half) * second half, gelu by tanh.",
+            schema="(Tensor x) -> Tensor",
+        ),
+        OpDefinition(
+            name="rotary_embedding",
+            target="pegboard.ops.reference:rotary_embedding",
+            cases="pegboard.ops.cases:rotary_embedding",
+            summary="Turn queries and keys by their positions, in place.",
+            schema="(Tensor(a!) query, Tensor(b!) key, Tensor positions, Tensor cos_sin, "
+            "bool interleaved) -> ()",
+        ),
+        OpDefinition(
+            name="rope_and_write_kv",
+            target="pegboard.ops.reference:rope_and_write_kv",
+            summary="Head norms, rotary and the cache write in one pass over the fused product.",
+            schema="(Tensor(a!) qkv, Tensor positions, Tensor cos_sin, Tensor? q_norm, "
+            "Tensor? k_norm, float eps, Tensor slot_mapping, Tensor(b!)[] kv_cache, "
+            "int num_heads, int num_kv_heads, int head_size, int v_head_size, "
+            "bool interleaved) -> ()",
+            optional=True,
+        ),
+        OpDefinition(
+            name="attention",
+            target="pegboard.ops.attention:attention",
+            summary="Opaque: the layer's cache write and attention, through the forward context.",
+            schema="(Tensor query, Tensor? key, Tensor? value, Tensor(a!) output, int layer) -> ()",
+        ),
+    ]
 
 
 @hookimpl

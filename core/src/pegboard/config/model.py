@@ -105,6 +105,13 @@ class LoadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     download_dir: Annotated[
         str | None, Meta(description="Where hub downloads go. Default: the cache folder.")
     ] = None
+    cache_dir: Annotated[
+        str | None,
+        Meta(
+            description="Folder for fetched models and converted weights. Default: "
+            "PEGBOARD_CACHE, or ~/.cache/pegboard."
+        ),
+    ] = None
     use_weight_cache: Annotated[
         bool, Meta(description="Keep converted weights in the cache folder for the next start.")
     ] = True

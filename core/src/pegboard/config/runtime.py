@@ -92,6 +92,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The worker fleet; `[parallel]`."""
 
+    platform: Annotated[
+        str | None, Meta(description="Platform by name. Default: the best that is available.")
+    ] = None
     tensor_parallel_size: Annotated[
         int, Meta(ge=1, le=1024, description="Workers that share each layer.")
     ] = 1

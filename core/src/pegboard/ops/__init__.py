@@ -1,0 +1,1 @@
+"""Named ops: `reference` is the plain-torch truth, `dispatch` picks the implementations."""

@@ -1,0 +1,94 @@
+"""A weight in the kernels' packed form: packed piece by piece, multiplied with, read back."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from pegboard_kernels.library import KernelError, load
+from pegboard_kernels.tensors import ACTIVATIONS, gather_packed, linear
+
+__all__ = ["PackedMatrix"]
+
+_DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
+
+
+class PackedMatrix:
+    """A weight [n, k] in the order the product kernels read it.
+
+    Rows are handed in with `pack_rows` in any number of pieces, in any order; the originals can be
+    freed as they are packed.
+
+    Attributes:
+        n, k: rows (outputs) and columns (inputs).
+        dtype: float32 or bfloat16.
+        activation: "" for a plain product; "silu" or "gelu_tanh" when the rows are a gate's
+            followed by as many of an up projection, and the product is act(gate) * up.
+    """
+
+    def __init__(self, n: int, k: int, dtype: torch.dtype, activation: str = "") -> None:
+        """Allocate the storage, zeroed.
+
+        Raises:
+            KernelError: an unsupported dtype, activation or shape.
+        """
+        if dtype not in _DTYPE_CODES:
+            raise KernelError(f"dtype {dtype} is not supported; float32 and bfloat16 are")
+        if activation not in ACTIVATIONS or (activation and n % 2):
+            raise KernelError(f"activation {activation!r} with {n} rows is not supported")
+        self.n, self.k, self.dtype, self.activation = n, k, dtype, activation
+        self._code = _DTYPE_CODES[dtype]
+        self._activation = ACTIVATIONS[activation]
+        num_bytes = load().c.pgk_packed_bytes(self._code, n, k)
+        if num_bytes < 0:
+            raise KernelError(f"a weight of {n} x {k} cannot be packed")
+        self.data = torch.zeros(num_bytes, dtype=torch.uint8)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed storage."""
+        return self.data.nbytes
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The storage by name."""
+        return {"packed": self.data}
+
+    def pack_rows(self, rows: Tensor, begin: int = 0) -> None:
+        """Pack `rows` [count, k] as rows begin .. begin + count; float32 or bfloat16."""
+        if rows.dim() != 2 or rows.shape[1] != self.k:
+            raise KernelError(f"rows are {tuple(rows.shape)}, the weight is {self.n} x {self.k}")
+        if rows.dtype not in _DTYPE_CODES:
+            rows = rows.to(torch.float32)
+        if rows.stride(1) != 1 or (rows.shape[0] > 1 and rows.stride(0) < self.k):
+            rows = rows.contiguous()
+        library = load()
+        library.check(
+            library.c.pgk_pack_rows(
+                self._code, 1 if self._activation else 0, self.n, self.k, rows.data_ptr(),
+                _DTYPE_CODES[rows.dtype], max(rows.stride(0), self.k), begin, rows.shape[0],
+                self.data.data_ptr(),
+            )
+        )  # fmt: skip
+
+    def linear(
+        self, x: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """Return x . weight^T + bias, with the gated activation if there is one.
+
+        Args:
+            x: [..., k].
+            bias: [n] float32, or None.
+            out_dtype: of the result; None for x's.
+        """
+        if x.shape[-1] != self.k:
+            raise KernelError(f"x has {x.shape[-1]} columns, the weight {self.k}")
+        return linear(
+            x, self.data, self.n, bias, self._activation, self.dtype, out_dtype or x.dtype
+        )
+
+    def gather(self, ids: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+        """Return rows `ids` (int64) as they were packed, for embeddings tied to this weight."""
+        if self._activation:
+            raise KernelError("rows of a gate-and-up weight are not read back")
+        return gather_packed(self.data, ids, self.n, self.k, self.dtype, out_dtype or self.dtype)

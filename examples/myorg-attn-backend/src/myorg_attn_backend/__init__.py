@@ -1,0 +1,1 @@
+"""An attention backend for Pegboard on PyTorch's scaled_dot_product_attention."""

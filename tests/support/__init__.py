@@ -1,0 +1,1 @@
+"""Factories, fakes and fixtures shared by the tests."""
