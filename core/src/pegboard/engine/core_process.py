@@ -195,27 +195,37 @@ class _Process:
         """Take messages off the socket; answers pings itself, so that a long step does not."""
         source = self._connect(zmq.PULL, self._input_address)
         answer = self._connect(zmq.PUSH, self._output_address)
-        while True:
-            frames = source.recv_multipart()
-            try:
-                wish, body = decode_to_core(frames)
-            except WireError as error:
-                self._malformed += 1
-                logger.warning("ignored message %d that is none: %s", self._malformed, error)
-                continue
-            if wish is Wish.PING:
-                pong = Pong(sent=body.sent, turns=core.turns, busy=core.busy)
-                answer.send_multipart(encode(CoreKind.PONG, pong))
-            else:
-                self._inbox.put((wish, body))
-                if wish is Wish.STOP:
-                    source.close()
-                    answer.close()
-                    return
+        try:
+            while self._receive_one(core, source, answer):
+                pass
+        except zmq.ContextTerminated:
+            logger.debug("the engine core has ended; no more messages are taken")
+        finally:
+            source.close()
+            answer.close()
+
+    def _receive_one(
+        self, core: Any, source: "zmq.Socket[bytes]", answer: "zmq.Socket[bytes]"  # noqa: ANN401
+    ) -> bool:
+        """Take one message; return whether more may follow."""
+        frames = source.recv_multipart()
+        try:
+            wish, body = decode_to_core(frames)
+        except WireError as error:
+            self._malformed += 1
+            logger.warning("ignored message %d that is none: %s", self._malformed, error)
+            return True
+        if wish is Wish.PING:
+            pong = Pong(sent=body.sent, turns=core.turns, busy=core.busy)
+            answer.send_multipart(encode(CoreKind.PONG, pong))
+            return True
+        self._inbox.put((wish, body))
+        return wish is not Wish.STOP
 
     def _close(self) -> None:
+        """Send what is still queued; the receiving thread, if it waits, is told to end."""
         self._output.close()
-        sys.stdout.flush()
+        self._context.term()
 
 
 if __name__ == "__main__":

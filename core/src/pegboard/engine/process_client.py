@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 _MAX_SOCKET_PATH = 90
 _SEND_TIMEOUT_MS = 2000
 _KILL_WAIT_S = 5.0
+#: What the child sent before its end may still be on its way.
+_LAST_WORDS_MS = 200
 
 
 class ProcessClient(CoreClient):
@@ -65,6 +67,7 @@ class ProcessClient(CoreClient):
         self._thread = threading.Thread(target=self._own_child, name="core-client", daemon=True)
         self._thread.start()
         self._spawned.wait()
+        self._finalizer.detach()
         self._finalizer = weakref.finalize(self, _end, self._process, self._folder)
 
     @property
@@ -132,12 +135,17 @@ class ProcessClient(CoreClient):
             while self._from_core.poll(0):
                 self._take(self._from_core.recv_multipart())
             alive = self._life_read not in events
+        while self._from_core.poll(_LAST_WORDS_MS):
+            self._take(self._from_core.recv_multipart())
+        self._from_core.close()
+        os.close(self._life_read)
         self._ended()
 
     def _spawn(self) -> "subprocess.Popen[bytes]":
         self._life_read, life_write = os.pipe()
         command = [
             sys.executable,
+            "-P",  # not the working folder: what it holds is not ours to import
             "-m",
             "pegboard.engine.core_process",
             str(self._config_read),
