@@ -81,6 +81,11 @@ class ModelConfigView(Protocol):
         """Seeds requests that bring none."""
         ...
 
+    @property
+    def default_sampling(self) -> Mapping[str, Any]:
+        """Values, by `SamplingParams` field, of what a front end's request leaves out."""
+        ...
+
 
 class CacheConfigView(Protocol):
     """The KV cache."""
@@ -112,6 +117,11 @@ class SchedulerConfigView(Protocol):
     @property
     def max_num_seqs(self) -> int:
         """Rows of the persistent batch."""
+        ...
+
+    @property
+    def scheduling_policy(self) -> str:
+        """Name of the policy that orders requests."""
         ...
 
 

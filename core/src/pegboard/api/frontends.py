@@ -79,8 +79,18 @@ class Frontend(ABC):
         return None
 
     @abstractmethod
-    async def run(self, client: EngineClient, routes: "list[MountedRoute]") -> None:
+    async def run(
+        self,
+        client: EngineClient,
+        routes: "list[MountedRoute]",
+        on_ready: Callable[[], None] | None = None,
+    ) -> None:
         """Serve until stopped by a signal or by the engine's death; then drain and return.
+
+        Args:
+            client: the running engine.
+            routes: of plugins enabled by name.
+            on_ready: called once, when clients can connect; the place to print the address.
 
         Raises:
             EngineDead: the engine died while serving.

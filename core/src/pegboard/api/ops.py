@@ -6,7 +6,7 @@ configuration's order, into an op table that layers read when they are built. No
 up per call.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
@@ -16,7 +16,15 @@ from pegboard.api.plugin import ComponentSpec, check_target
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["OpCase", "OpDefinition", "OpImplementationSpec", "OpQuery", "OpTable", "PackedWeights"]
+__all__ = [
+    "OpCase",
+    "OpDefinition",
+    "OpImplementationSpec",
+    "OpQuery",
+    "OpTable",
+    "PackedWeights",
+    "PackingOp",
+]
 
 
 class OpDefinition(ComponentSpec, frozen=True, kw_only=True):
@@ -146,19 +154,31 @@ class PackedWeights(Protocol):
         ...
 
 
+class PackingOp(Protocol):
+    """An op over packed weights. One instance a worker, shared by all layers; holds no weights."""
+
+    def prepare(self, weight: "torch.Tensor", *args: Any) -> PackedWeights:  # noqa: ANN401
+        """Pack; the definition's reference says what else it takes."""
+        ...
+
+    def __call__(self, x: "torch.Tensor", packed: Any) -> "torch.Tensor":  # noqa: ANN401
+        """Compute, with what this op's own `prepare` made."""
+        ...
+
+
 class OpTable(Protocol):
     """The ops of one worker, chosen once; layers read it when they are built."""
 
-    def __getitem__(self, name: str) -> Callable[..., Any]:
+    def __getitem__(self, name: str) -> Any:  # noqa: ANN401 -- a callable, or a `PackingOp`
         """Return the chosen implementation of a named op, the reference where none fits.
 
-        Where the definition `packs`, it is an instance with `prepare` and `__call__`.
+        A plain callable with the definition's signature; a `PackingOp` where it `packs`.
 
         Raises:
             KeyError: no op of this name is defined, or it is optional and has no implementation.
         """
         ...
 
-    def get(self, name: str) -> Callable[..., Any] | None:
+    def get(self, name: str) -> Any:  # noqa: ANN401 -- as `[]`, or None
         """Return the chosen implementation of an optional op, or None where none fits here."""
         ...

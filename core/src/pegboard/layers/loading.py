@@ -1,0 +1,85 @@
+"""Streaming a checkpoint's tensors into a model's slots, with one line that lists what is wrong."""
+
+from collections.abc import Iterable
+
+import msgspec
+from torch import Tensor
+
+from pegboard.api.errors import ModelError
+from pegboard.layers.base import Layer, weight_slots
+
+__all__ = ["WeightMap", "load_weights"]
+
+_SHOWN = 4  # names listed of each kind of fault
+
+
+class WeightMap(msgspec.Struct, frozen=True, kw_only=True):
+    """How a checkpoint's names differ from the model's attribute paths, as data.
+
+    Attributes:
+        prefixes: (in the checkpoint, in the model); the first that matches is replaced.
+        ignored: tensors whose name has one of these in it are dropped.
+    """
+
+    prefixes: tuple[tuple[str, str], ...] = ()
+    ignored: tuple[str, ...] = ("rotary_emb.",)
+
+    def name(self, name: str) -> str | None:
+        """Return the model's name of a checkpoint's tensor, or None to drop it."""
+        if any(fragment in name for fragment in self.ignored):
+            return None
+        for prefix, replacement in self.prefixes:
+            if name.startswith(prefix):
+                return replacement + name.removeprefix(prefix)
+        return name
+
+
+def load_weights(
+    model: Layer,
+    weights: Iterable[tuple[str, Tensor]],
+    weight_map: WeightMap | None = None,
+) -> None:
+    """Hand each tensor to the layer that takes it; each is copied or packed before the next.
+
+    Args:
+        model: the root of the layers.
+        weights: (name in the checkpoint, tensor); in any order.
+        weight_map: how names differ; None where they do not.
+
+    Raises:
+        ModelError: tensors missing, unexpected, repeated or of a wrong shape, in one line.
+    """
+    weight_map = weight_map or WeightMap()
+    slots = weight_slots(model)
+    missing = {name for name, slot in slots.items() if not slot.optional}
+    loaded: set[str] = set()
+    faults: dict[str, list[str]] = {"unexpected": [], "repeated": [], "wrong shape": []}
+    for given_name, tensor in weights:
+        name = weight_map.name(given_name)
+        if name is None:
+            continue
+        slot = slots.get(name)
+        if slot is None:
+            faults["unexpected"].append(given_name)
+        elif name in loaded:
+            faults["repeated"].append(given_name)
+        else:
+            missing.discard(name)
+            loaded.add(name)
+            if tuple(tensor.shape) == slot.shape:
+                slot.store(tensor)
+            else:
+                wrong = f"{given_name} is {list(tensor.shape)}, not {list(slot.shape)}"
+                faults["wrong shape"].append(wrong)
+    faults = {"missing": [name for name in slots if name in missing], **faults}
+    if any(faults.values()):
+        listed = "; ".join(_listed(kind, names) for kind, names in faults.items() if names)
+        raise ModelError(
+            f"the checkpoint does not fit {type(model).__name__}: {listed}; "
+            "check that its files are complete and belong to this configuration"
+        )
+
+
+def _listed(kind: str, names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{len(names)} {kind}: {', '.join(names[:_SHOWN])}{more}"

@@ -1,0 +1,1 @@
+"""Model architectures, one file a family, on the public model kit."""
