@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from pegboard.api.errors import PluginError
@@ -113,6 +114,21 @@ class Frontend:
             )
             for name in names
         ]
+
+    def start_with_parts(self, on_outputs: OnOutputs) -> None:
+        """Start the engine core and make the parts, side by side where that is possible.
+
+        Raises:
+            PegboardError: either could not be done.
+        """
+        with ThreadPoolExecutor(1, thread_name_prefix="start") as pool:
+            parts = pool.submit(self.make_parts)
+            try:
+                self.start_core(on_outputs)
+            finally:
+                problem = parts.exception()
+        if problem is not None:
+            raise problem
 
     def start_core(self, on_outputs: OnOutputs) -> None:
         """Start the engine core and wait until it can answer.

@@ -112,6 +112,11 @@ class OutputProcessor:
         """Drop a request whose client is gone; return the engine ids that still run."""
         return [c.request_id for c in prepared.children if self._drop(c.request_id)]
 
+    def drop(self, engine_ids: Iterable[str]) -> None:
+        """Drop completions by their engine ids; unknown ones are ignored."""
+        for engine_id in engine_ids:
+            self._drop(engine_id)
+
     def engine_ids(self, client_ids: Iterable[str]) -> list[str]:
         """Return the engine ids of clients' ids; unknown ones are left out."""
         return [e for c in client_ids for e in self._by_client_id.get(c, ())]
