@@ -227,7 +227,11 @@ class AsyncLLM:
                 self._abort_engine_ids(self._frontend.outputs.forget(prepared))
 
     async def _prepare(
-        self, prompt: Prompt, params: SamplingParams, request_id: str, **rest: Any  # noqa: ANN401
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str,
+        **rest: Any,  # noqa: ANN401
     ) -> PreparedRequest:
         def process() -> PreparedRequest:
             return self._frontend.inputs.process(request_id, prompt, params, **rest)

@@ -121,7 +121,7 @@ class InProcessClient(CoreClient):
             try:
                 started.core.run()
             except EngineError as error:
-                logger.error("the engine core stops: %s", error)  # noqa: TRY400 -- logged at the cause
+                logger.error("the engine core stops: %s", error)
             finally:
                 started.executor.shutdown()
 

@@ -27,8 +27,8 @@ from pegboard.api.messages import (
 from pegboard.api.observers import EngineEvent, Fault
 from pegboard.catalog.catalog import Catalog
 from pegboard.engine.core_utilities import CoreUtilities
-from pegboard.engine.timeline import StepTimeline
 from pegboard.engine.wire import Wish
+from pegboard.observability.timeline import Timeline
 from pegboard.scheduler.scheduler import Scheduler
 
 __all__ = ["CoreMessage", "EngineCore", "Inbox"]
@@ -68,7 +68,7 @@ class EngineCore:
         inbox: Inbox,
         send: Send,
         async_scheduling: bool = True,
-        timeline: StepTimeline | None = None,
+        timeline: Timeline | None = None,
     ) -> None:
         """Keep the parts; `run` starts the loop.
 
@@ -88,7 +88,7 @@ class EngineCore:
         self._send_to = send
         self._max_in_flight = 2 if async_scheduling else 1
         self._in_flight: deque[_InFlight] = deque()
-        self._timeline = timeline or StepTimeline()
+        self._timeline = timeline or Timeline(None, "engine_core")
         self._utilities = CoreUtilities(scheduler, executor)
         self._clients: dict[str, int] = {}
         self._stopping = False
@@ -145,13 +145,13 @@ class EngineCore:
         """Schedule a step and give it to the workers; return whether there was one."""
         if len(self._in_flight) >= self._max_in_flight:
             return False
-        with self._timeline.phase("schedule"):
+        with self._timeline.span("schedule"):
             step = self._scheduler.schedule()
         if step is None:
             return False
         if self._catalog.observed("on_step_scheduled"):
             self._observe("on_step_scheduled", **_about(step))
-        with self._timeline.phase("execute", step.step_id):
+        with self._timeline.span("execute", step=step.step_id):
             output = self._execute(step)
         self._in_flight.append(_InFlight(step, output))
         return True
@@ -168,16 +168,16 @@ class EngineCore:
     def _finish_step(self) -> None:
         """Wait for the oldest step; meanwhile take messages and fill a place in flight."""
         oldest = self._in_flight[0]
-        with self._timeline.phase("wait", oldest.step.step_id):
+        with self._timeline.span("wait", step=oldest.step.step_id):
             self._wait_for(oldest.output)
         if self._stopping:
             return
         self._in_flight.popleft()
-        with self._timeline.phase("update", oldest.step.step_id):
+        with self._timeline.span("update", step=oldest.step.step_id):
             outputs = self._update(oldest)
         if self._catalog.observed("on_step_finished"):
             self._observe("on_step_finished", **_about(oldest.step))
-        with self._timeline.phase("send", oldest.step.step_id):
+        with self._timeline.span("send", step=oldest.step.step_id):
             self._send(outputs, with_stats=True)
 
     def _wait_for(self, output: "Future[StepOutput]") -> None:
@@ -201,9 +201,7 @@ class EngineCore:
         except Exception as error:
             cause = str(error) if isinstance(error, PegboardError) else str(_unexpected(error))
             logger.error("step %d failed: %s", done.step.step_id, cause, exc_info=error)
-            self._catalog.observe(
-                "on_fault", Fault(scope="request", hook="execute", cause=cause)
-            )
+            self._catalog.observe("on_fault", Fault(scope="request", hook="execute", cause=cause))
             return self._scheduler.fail_step(done.step, cause)
         return self._scheduler.update(done.step, output)
 

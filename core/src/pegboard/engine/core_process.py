@@ -28,8 +28,8 @@ from pegboard.engine.wire import (
     CoreKind,
     Pong,
     Progress,
-    Wish,
     WireError,
+    Wish,
     decode_to_core,
     encode,
 )
@@ -151,7 +151,7 @@ class _Process:
         try:
             started.core.run()
         except PegboardError as error:
-            logger.error("the engine core stops: %s", error)  # noqa: TRY400 -- logged at the cause
+            logger.error("the engine core stops: %s", error)
             return 1
         finally:
             started.executor.shutdown()
@@ -163,13 +163,16 @@ class _Process:
         from pegboard.engine.core_start import Phases, start_core
         from pegboard.observability.logging import configure_logging
 
-        configure_logging(self._config.observability)
+        configure_logging(
+            self._config.observability, process="engine_core", packages=self._packages()
+        )
         phases = Phases(self._report_progress)
         with phases.phase("load plugins"):
             catalog = rebuild_catalog(self._config.plugins, process="engine_core")
-        return start_core(
-            self._config, catalog, inbox=self._inbox, send=self._send, phases=phases
-        )
+        return start_core(self._config, catalog, inbox=self._inbox, send=self._send, phases=phases)
+
+    def _packages(self) -> set[str]:
+        return {plugin.target.partition(".")[0] for plugin in self._config.plugins}
 
     def _send(self, client: int, outputs: EngineCoreOutputs) -> None:
         del client  # one front end a process
@@ -205,7 +208,10 @@ class _Process:
             answer.close()
 
     def _receive_one(
-        self, core: Any, source: "zmq.Socket[bytes]", answer: "zmq.Socket[bytes]"  # noqa: ANN401
+        self,
+        core: Any,
+        source: "zmq.Socket[bytes]",
+        answer: "zmq.Socket[bytes]",
     ) -> bool:
         """Take one message; return whether more may follow."""
         frames = source.recv_multipart()

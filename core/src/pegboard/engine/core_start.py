@@ -14,9 +14,9 @@ from pegboard.catalog.catalog import Catalog
 from pegboard.config.engine import EngineConfig
 from pegboard.engine.core import EngineCore, Inbox, Send
 from pegboard.engine.kv_sizing import KVPlan, plan_kv
-from pegboard.engine.timeline import StepTimeline
 from pegboard.engine.wire import CoreReady, Progress
 from pegboard.kv.manager import KVCacheManager
+from pegboard.observability.timeline import open_timeline
 from pegboard.scheduler.scheduler import Scheduler
 
 __all__ = ["Phases", "StartedCore", "start_core"]
@@ -83,7 +83,7 @@ def start_core(
             inbox=inbox,
             send=send,
             async_scheduling=config.scheduler.async_scheduling,
-            timeline=StepTimeline(config.observability.timeline_path),
+            timeline=open_timeline(config.observability.timeline_path, "engine_core"),
         )
     except BaseException:
         executor.shutdown()

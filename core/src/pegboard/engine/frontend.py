@@ -87,9 +87,7 @@ class Frontend:
             return
         start = time.perf_counter()
         self.tokenizer = load_tokenizer(self.config, self.catalog)
-        renderer = self.catalog.select(
-            "renderers", RendererQuery(name=self.config.tokenizer)
-        ).entry
+        renderer = self.catalog.select("renderers", RendererQuery(name=self.config.tokenizer)).entry
         self.renderer: Renderer = self.catalog.create(
             renderer, self.config.model.description, self.tokenizer, config=self.config
         )
@@ -160,7 +158,9 @@ class Frontend:
         """Hand a batch's numbers to every stat logger; one that raises is confined."""
         for entry, stat_logger in self._loggers:
             try:
-                with self.catalog.guard.calling(entry.plugin, "stat_loggers.record", scope="plugin"):
+                with self.catalog.guard.calling(
+                    entry.plugin, "stat_loggers.record", scope="plugin"
+                ):
                     _record(stat_logger, self.stats, iteration)
             except PluginError as error:
                 logger.warning("stat logger %s failed: %s", entry.name, error)

@@ -244,6 +244,5 @@ def _fan_out(sampling: SamplingParams, n: int) -> list[SamplingParams]:
     base = sampling.seed or 0
     span = 2 * _SEED_SPAN
     return [
-        sampling.replace(seed=(base + index + _SEED_SPAN) % span - _SEED_SPAN)
-        for index in range(n)
+        sampling.replace(seed=(base + index + _SEED_SPAN) % span - _SEED_SPAN) for index in range(n)
     ]

@@ -8,10 +8,15 @@ thread-safe: one thread adds requests and processes outputs.
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from pegboard.api.errors import EngineDead, StepError
-from pegboard.api.messages import EngineCoreOutput, IterationStats, TokenLogprobs
+from pegboard.api.messages import (
+    EngineCoreOutput,
+    FinishedRequestStats,
+    FinishReason,
+    IterationStats,
+    TokenLogprobs,
+)
 from pegboard.api.outputs import PositionLogprobs, RequestMetrics, RequestOutput
 from pegboard.api.tokenizers import Tokenizer
 from pegboard.engine.input_processor import PreparedRequest
@@ -155,7 +160,7 @@ class OutputProcessor:
         if output.prompt_logprobs and sequence.index == 0:
             self._accept_prompt_logprobs(request, output.prompt_logprobs)
         if sequence.finish_reason is not None:
-            self._finish(output, request, processed, now)
+            self._finish(output, request, sequence.finish_reason, processed, now)
         kind = request.prepared.params.output_kind
         if kind == "final":
             if request.num_open == 0:
@@ -166,23 +171,27 @@ class OutputProcessor:
             request.sink(request.output(sequence))
 
     def _finish(
-        self, output: EngineCoreOutput, request: _OpenRequest, processed: Processed, now: float
+        self,
+        output: EngineCoreOutput,
+        request: _OpenRequest,
+        reason: FinishReason,
+        processed: Processed,
+        now: float,
     ) -> None:
         if output.finish_reason is None:  # a stop string, which the engine core cannot see
             processed.abort_ids.append(output.request_id)
         self._drop(output.request_id)
         request.num_open -= 1
-        processed.stats.finished.append(_finished(request, output, now))
+        if request.num_open == 0:
+            processed.stats.finished.append(_finished(request, reason, now))
 
-    def _fail(
-        self, output: EngineCoreOutput, request: _OpenRequest, processed: Processed
-    ) -> None:
+    def _fail(self, output: EngineCoreOutput, request: _OpenRequest, processed: Processed) -> None:
         """One completion was lost: the whole request is."""
         for engine_id in self.forget(request.prepared):
             if engine_id != output.request_id:
                 processed.abort_ids.append(engine_id)
         client_id = request.prepared.request_id
-        processed.stats.finished.append({"finish_reason": "error", "request_id": client_id})
+        processed.stats.finished.append(_finished(request, "error", time.time()))
         cause = output.error or "the engine gave no reason"
         request.sink(StepError(f"request {client_id} failed: {cause}", request_ids=[client_id]))
 
@@ -246,22 +255,23 @@ def _error_for(request: _OpenRequest, error: Exception) -> Exception:
     return EngineDead(str(error), request_ids=ids) if isinstance(error, EngineDead) else error
 
 
-def _finished(request: _OpenRequest, output: EngineCoreOutput, now: float) -> dict[str, Any]:
+def _finished(request: _OpenRequest, reason: FinishReason, now: float) -> FinishedRequestStats:
     metrics = request.metrics
     params = request.prepared.params
     start = metrics.scheduled_ts or metrics.arrival_time
     first = metrics.first_token_ts or now
-    return {
-        "request_id": request.prepared.request_id,
-        "finish_reason": output.finish_reason or "stop",
-        "num_prompt_tokens": len(request.prepared.prompt_token_ids),
-        "num_generation_tokens": metrics.num_generation_tokens,
-        "n": params.n,
-        "max_tokens": params.max_tokens,
-        "e2e_latency_s": now - metrics.arrival_time,
-        "queue_time_s": max(0.0, start - (metrics.queued_ts or metrics.arrival_time)),
-        "prefill_time_s": max(0.0, first - start),
-        "decode_time_s": max(0.0, (metrics.last_token_ts or now) - first),
-        "inference_time_s": max(0.0, (metrics.last_token_ts or now) - start),
-        "num_preemptions": metrics.num_preemptions,
-    }
+    last = metrics.last_token_ts or now
+    return FinishedRequestStats(
+        finish_reason=reason,
+        e2e_latency_s=now - metrics.arrival_time,
+        queued_s=max(0.0, start - (metrics.queued_ts or metrics.arrival_time)),
+        prefill_s=max(0.0, first - start),
+        decode_s=max(0.0, last - first),
+        inference_s=max(0.0, last - start),
+        num_prompt_tokens=len(request.prepared.prompt_token_ids),
+        num_cached_tokens=request.num_cached_tokens,
+        num_generation_tokens=metrics.num_generation_tokens,
+        max_tokens=params.max_tokens,
+        n=params.n,
+        num_preemptions=metrics.num_preemptions,
+    )

@@ -27,8 +27,15 @@ from pegboard.config.engine import EngineConfig
 from pegboard.config.env import read_environment
 from pegboard.engine.client import CoreClient, OnOutputs, OnProgress
 from pegboard.engine.core_process import Bootstrap
-from pegboard.engine.wire import CoreFailure, CoreKind, CoreReady, WireError, Wish
-from pegboard.engine.wire import decode_from_core, encode
+from pegboard.engine.wire import (
+    CoreFailure,
+    CoreKind,
+    CoreReady,
+    WireError,
+    Wish,
+    decode_from_core,
+    encode,
+)
 
 __all__ = ["ProcessClient"]
 
@@ -154,7 +161,7 @@ class ProcessClient(CoreClient):
             str(life_write),
         ]
         try:
-            return subprocess.Popen(  # noqa: S603 -- our own module
+            return subprocess.Popen(
                 command,
                 pass_fds=(self._config_read, self._parent_read, life_write),
                 stdin=subprocess.DEVNULL,
@@ -230,7 +237,7 @@ def _private_folder() -> str:
     folder = tempfile.mkdtemp(prefix="pegboard-")
     if len(folder) > _MAX_SOCKET_PATH:  # a socket's path has little room
         Path(folder).rmdir()
-        folder = tempfile.mkdtemp(prefix="pegboard-", dir="/tmp")  # noqa: S108 -- mkdtemp is private
+        folder = tempfile.mkdtemp(prefix="pegboard-", dir="/tmp")
     assert stat.S_IMODE(Path(folder).stat().st_mode) == 0o700
     return folder
 

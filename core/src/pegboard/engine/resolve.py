@@ -270,7 +270,5 @@ def _tokenizer(options: EngineOptions, description: ModelDescription, catalog: C
         else:
             name = "gguf" if path.endswith(".gguf") else "hf"
     if not name:
-        raise ModelError(
-            f"{description.path} has no tokenizer; name one with --tokenizer PATH"
-        )
+        raise ModelError(f"{description.path} has no tokenizer; name one with --tokenizer PATH")
     return catalog.select("tokenizers", TokenizerQuery(name=name), name=name).entry.name
