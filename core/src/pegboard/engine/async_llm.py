@@ -105,7 +105,7 @@ class AsyncLLM:
         loop = asyncio.get_running_loop()
         core = loop.run_in_executor(None, self._frontend.start_core, self._on_outputs)
         try:
-            await loop.run_in_executor(None, self._frontend.make_parts)
+            await loop.run_in_executor(None, self._make_parts)
         except BaseException:
             self._frontend.close()
             await asyncio.gather(core, return_exceptions=True)
@@ -113,6 +113,10 @@ class AsyncLLM:
         await core
         self._monitor.started()
         self._pinger = asyncio.create_task(self._keep_pinging())
+
+    def _make_parts(self) -> None:
+        self._frontend.make_parts()
+        _ = self._frontend.renderer  # a broken template stops the start, not a request
 
     async def shutdown(self) -> None:
         """End the engine; open requests fail with `EngineDead`. May be called twice."""

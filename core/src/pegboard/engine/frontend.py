@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any
 
 from pegboard.api.errors import PluginError
@@ -87,10 +88,6 @@ class Frontend:
             return
         start = time.perf_counter()
         self.tokenizer = load_tokenizer(self.config, self.catalog)
-        renderer = self.catalog.select("renderers", RendererQuery(name=self.config.tokenizer)).entry
-        self.renderer: Renderer = self.catalog.create(
-            renderer, self.config.model.description, self.tokenizer, config=self.config
-        )
         self.inputs = InputProcessor(self.config, self.tokenizer, self._logits_processors())
         self.outputs = OutputProcessor(
             self.tokenizer, stream_interval=self.config.scheduler.stream_interval
@@ -101,6 +98,14 @@ class Frontend:
         ]
         self._phases["read tokenizer"] = time.perf_counter() - start
         self.parts_made = True
+
+    @cached_property
+    def renderer(self) -> Renderer:
+        """The model's chat renderer, made when it is first wanted."""
+        query = RendererQuery(name=self.config.tokenizer)
+        entry = self.catalog.select("renderers", query).entry
+        description = self.config.model.description
+        return self.catalog.create(entry, description, self.tokenizer, config=self.config)
 
     def _logits_processors(self) -> list[type[LogitsProcessor]]:
         names = self.config.model.logits_processors
