@@ -4,8 +4,11 @@
 `PagedDriver` runs a Pegboard model over a paged REFERENCE cache in hand-made forward contexts.
 """
 
+import importlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -132,8 +135,6 @@ class LocalGroup:
 
 def reference_ops(**replaced: Any) -> ResolvedOpTable:
     """Return a table of the references, without optional ops unless they are given."""
-    import importlib
-
     ops: dict[str, Any] = {}
     for definition in op_definitions():
         if definition.optional:
@@ -272,3 +273,46 @@ class PagedDriver:
         )
         with torch.inference_mode(), enter_forward_context(context):
             return self.model(torch.tensor(tokens), torch.tensor(positions))
+
+
+class ThreadGroup:
+    """A process group whose ranks are threads of one process; `run` gives each its own."""
+
+    def __init__(self, rank: int, size: int, barrier: threading.Barrier, board: list[Any]) -> None:
+        self.rank = rank
+        self.size = size
+        self._barrier = barrier
+        self._board = board
+
+    @classmethod
+    def run(cls, size: int, function: Callable[["ThreadGroup"], Any]) -> list[Any]:
+        """Call `function(group)` once a rank, at the same time, and return the results."""
+        barrier, board = threading.Barrier(size, timeout=60), [None] * size
+        groups = [cls(rank, size, barrier, board) for rank in range(size)]
+
+        def guarded(group: "ThreadGroup") -> Any:
+            try:
+                return function(group)
+            except BaseException:
+                barrier.abort()
+                raise
+
+        with ThreadPoolExecutor(size) as pool:
+            futures = [pool.submit(guarded, group) for group in groups]
+            return [future.result(timeout=60) for future in futures]
+
+    def _exchange(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        self._board[self.rank] = tensor.clone()
+        self._barrier.wait()
+        tensors = list(self._board)
+        self._barrier.wait()
+        return tensors
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.stack(self._exchange(tensor)).sum(0)
+
+    def all_gather(self, tensor: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        return torch.cat(self._exchange(tensor), dim)
+
+    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
+        return tensor.copy_(self._exchange(tensor)[source])
