@@ -150,7 +150,7 @@ class EngineCore:
         if step is None:
             return False
         if self._catalog.observed("on_step_scheduled"):
-            self._observe("on_step_scheduled", **_about(step))
+            self._observe("on_step_scheduled", attributes=_about(step))
         with self._timeline.span("execute", step=step.step_id):
             output = self._execute(step)
         self._in_flight.append(_InFlight(step, output))
@@ -176,7 +176,7 @@ class EngineCore:
         with self._timeline.span("update", step=oldest.step.step_id):
             outputs = self._update(oldest)
         if self._catalog.observed("on_step_finished"):
-            self._observe("on_step_finished", **_about(oldest.step))
+            self._observe("on_step_finished", attributes=_about(oldest.step))
         with self._timeline.span("send", step=oldest.step.step_id):
             self._send(outputs, with_stats=True)
 
@@ -234,7 +234,7 @@ class EngineCore:
             self._observe(
                 "on_request_added",
                 request_id=request.request_id,
-                num_prompt_tokens=len(request.prompt_token_ids),
+                attributes={"num_prompt_tokens": len(request.prompt_token_ids)},
             )
 
     def _call(self, call: UtilityCall) -> None:
@@ -282,16 +282,22 @@ class EngineCore:
             self._observe(
                 "on_request_finished",
                 request_id=output.request_id,
-                finish_reason=output.finish_reason,
+                attributes={"finish_reason": output.finish_reason},
             )
 
-    def _observe(self, hook: str, *, request_id: str | None = None, **attributes: Any) -> None:  # noqa: ANN401
+    def _observe(
+        self,
+        hook: str,
+        *,
+        request_id: str | None = None,
+        attributes: dict[str, Any] | None = None,
+    ) -> None:
         if self._catalog.observed(hook):
             event = EngineEvent(
                 name=hook.removeprefix("on_"),
                 time=time.time(),
                 request_id=request_id,
-                attributes=attributes,
+                attributes=attributes or {},
             )
             self._catalog.observe(hook, event)
 

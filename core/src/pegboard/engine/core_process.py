@@ -209,7 +209,7 @@ class _Process:
 
     def _receive_one(
         self,
-        core: Any,
+        core: Any,  # noqa: ANN401 -- an EngineCore, imported late
         source: "zmq.Socket[bytes]",
         answer: "zmq.Socket[bytes]",
     ) -> bool:

@@ -118,11 +118,8 @@ class LLM:
             RequestError: the messages cannot be rendered, or not be served.
             EngineError: a request was lost.
         """
-        conversations: Sequence[Sequence[Mapping[str, Any]]]
-        if messages and isinstance(messages[0], Mapping):
-            conversations = [messages]  # pyright: ignore[reportAssignmentType] -- one of them
-        else:
-            conversations = messages  # pyright: ignore[reportAssignmentType] -- many of them
+        one = bool(messages) and isinstance(messages[0], Mapping)
+        conversations: list[Any] = [messages] if one else list(messages)
         chat_options = ChatOptions(
             chat_template=chat_template,
             add_generation_prompt=add_generation_prompt,

@@ -5,6 +5,7 @@ configuration on an inherited descriptor and ends when this process does. One th
 child and the receiving socket: the kernel ends the child when the thread that made it ends.
 """
 
+import contextlib
 import logging
 import os
 import shutil
@@ -208,10 +209,8 @@ class ProcessClient(CoreClient):
         """Say stop, wait, then end the child by force."""
         if self._stopping:
             return
-        try:
+        with contextlib.suppress(EngineDead):
             self._send(Wish.STOP, None)
-        except EngineDead:
-            pass
         self._stopping = True
         if not self._answered.is_set() or not isinstance(self._answer, CoreReady):
             timeout_s = 0.0  # it does not listen before it is ready

@@ -37,7 +37,6 @@ __all__ = ["attention_query", "resolve"]
 logger = logging.getLogger(__name__)
 
 _DTYPES = {"half": "float16", "float": "float32"}
-_FLOATS = ("float16", "bfloat16", "float32")
 _DEFAULT_BATCHED_TOKENS = 2048
 _MAX_SEQS_HOST = 64
 _MAX_SEQS_DEVICE = 256
@@ -135,7 +134,9 @@ def _dtype(
             )
         return dtype
     stored = description.dtype
-    if stored in supported and stored != "float32":
+    # Half types that the platform likes less than float32 are there only to be asked for.
+    liked = supported[: supported.index("float32")] if "float32" in supported else supported
+    if stored in liked:
         log.note("dtype", stored, "the checkpoint's")
         return stored
     log.note("dtype", supported[0], f"platform {platform.name} prefers it; stored as {stored}")
@@ -263,12 +264,11 @@ def _loader(options: EngineOptions, description: ModelDescription, catalog: Cata
 
 def _tokenizer(options: EngineOptions, description: ModelDescription, catalog: Catalog) -> str:
     name = options.model.tokenizer_mode
-    if name == "auto":
-        path = options.model.tokenizer
-        if path is None:
-            name = description.tokenizer
-        else:
-            name = "gguf" if path.endswith(".gguf") else "hf"
+    path = options.model.tokenizer
+    if name == "auto" and path is not None:
+        name = "gguf" if path.endswith(".gguf") else "hf"
+    elif name == "auto":
+        name = description.tokenizer
     if not name:
         raise ModelError(f"{description.path} has no tokenizer; name one with --tokenizer PATH")
     return catalog.select("tokenizers", TokenizerQuery(name=name), name=name).entry.name
