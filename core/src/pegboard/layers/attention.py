@@ -19,6 +19,7 @@ from pegboard.layers.base import Layer, WeightSlot, beside
 from pegboard.layers.norm import RMSNorm
 from pegboard.layers.parallel import divide, divide_kv_heads
 from pegboard.layers.rotary import Rotary
+from pegboard.ops.attention import traced_attention
 
 __all__ = ["Attention"]
 
@@ -156,7 +157,8 @@ class Attention(Layer):
         if self._rotary is not None:
             table, interleaved = self._rotary.cos_sin, self._rotary.interleaved
             self._rotate(query, key, positions, table, interleaved)
-        self._attend(query, key, value, output, self._index)
+        attend = traced_attention if torch.compiler.is_compiling() else self._attend
+        attend(query, key, value, output, self._index)
 
     def _need(self, dtype: torch.dtype) -> KVLayerNeed | None:
         if not self.layer.causal:
