@@ -16,7 +16,15 @@ from pegboard.api.plugin import ComponentContext
 
 __all__ = ["HfTokenizer"]
 
-_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+_ROLES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "pad_token",
+    "sep_token",
+    "cls_token",
+    "mask_token",
+)
 _MAX_FILE_BYTES = 256 << 20
 
 

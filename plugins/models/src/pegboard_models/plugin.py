@@ -17,8 +17,28 @@ def model_architectures() -> list[ModelArchitectureSpec]:
     return [
         ModelArchitectureSpec(
             name="LlamaForCausalLM",
-            aliases=("LLaMAForCausalLM", "MistralForCausalLM"),
+            aliases=("LLaMAForCausalLM",),
             target="pegboard_models.llama:LlamaForCausalLM",
-            summary="Llama 1 to 3, SmolLM 1 and 2, Mistral.",
+            summary="Llama 1 to 3, SmolLM 1 and 2, and other models in that form.",
+        ),
+        ModelArchitectureSpec(
+            name="MistralForCausalLM",
+            target="pegboard_models.llama:MistralForCausalLM",
+            summary="Mistral, with and without a sliding window.",
+        ),
+        ModelArchitectureSpec(
+            name="Qwen2ForCausalLM",
+            target="pegboard_models.qwen2:Qwen2ForCausalLM",
+            summary="Qwen 2 and 2.5.",
+        ),
+        ModelArchitectureSpec(
+            name="Qwen3ForCausalLM",
+            target="pegboard_models.qwen3:Qwen3ForCausalLM",
+            summary="Qwen 3, dense.",
+        ),
+        ModelArchitectureSpec(
+            name="Gemma3ForCausalLM",
+            target="pegboard_models.gemma3:Gemma3ForCausalLM",
+            summary="Gemma 3, text.",
         ),
     ]

@@ -1,0 +1,1 @@
+"""Checkpoint formats: safetensors, GGUF and random weights, with configurations and tokenizers."""

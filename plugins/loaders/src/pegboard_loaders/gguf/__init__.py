@@ -1,0 +1,1 @@
+"""GGUF: the file, its metadata as Hugging Face writes it, its weights and its tokenizer."""

@@ -1,0 +1,44 @@
+"""The merge list of a BPE tokenizer, from pairs as written or from the scores of pieces."""
+
+from collections.abc import Sequence
+
+from pegboard.api.errors import ModelError
+
+__all__ = ["merges_from_pairs", "merges_from_scores"]
+
+
+def merges_from_pairs(
+    lines: Sequence[str], ids: dict[str, int], source: str
+) -> list[tuple[str, str]]:
+    """Split each line at its space.
+
+    Raises:
+        ModelError: a line is no pair, or names a token that is not there.
+    """
+    merges = []
+    for number, line in enumerate(lines):
+        left, space, right = line.partition(" ")
+        if not space or left not in ids or right not in ids or left + right not in ids:
+            raise ModelError(
+                f"{source}: merge {number} of tokenizer.ggml.merges, {line!r}, is not a pair of "
+                "tokens that make a third"
+            )
+        merges.append((left, right))
+    return merges
+
+
+def merges_from_scores(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """Derive the merges of SentencePiece BPE, where the pair with the best-scored whole goes first.
+
+    Every way to cut a piece into two pieces is a merge of that piece's rank; equal ranks are
+    ordered by the ids of the parts.
+    """
+    ids = {token: index for index, token in enumerate(tokens)}
+    ranked: list[tuple[float, int, int, int, str, str]] = []
+    for index, token in enumerate(tokens):
+        for cut in range(1, len(token)):
+            left, right = ids.get(token[:cut]), ids.get(token[cut:])
+            if left is not None and right is not None:
+                ranked.append((-scores[index], index, left, right, token[:cut], token[cut:]))
+    ranked.sort()
+    return [(left, right) for *_, left, right in ranked]
