@@ -173,11 +173,13 @@ def test_full_queue_is_429_with_a_time_to_come_back():
 
 
 def test_more_requests_than_allowed_are_429():
-    with serve({"max_concurrent_requests": 1}, setup=hold) as served:
-        with raw_request(served, {"prompt": "a"}):
-            until(lambda: served.client.started)
-            answer = httpx.post(f"{served.url}{TEXT}", json={"prompt": "b"})
-            assert httpx.get(f"{served.url}/health").status_code == 200
+    with (
+        serve({"max_concurrent_requests": 1}, setup=hold) as served,
+        raw_request(served, {"prompt": "a"}),
+    ):
+        until(lambda: served.client.started)
+        answer = httpx.post(f"{served.url}{TEXT}", json={"prompt": "b"})
+        assert httpx.get(f"{served.url}/health").status_code == 200
 
     assert answer.status_code == 429
     assert answer.headers["retry-after"] == "1"
@@ -266,14 +268,16 @@ def test_open_requests_are_aborted_at_the_shutdown_timeout():
 
 
 def test_second_stop_does_not_wait():
-    with serve({"shutdown_timeout": 60.0}, setup=hold) as served:
-        with raw_request(served, {"prompt": "abcdef"}):
-            until(lambda: served.client.started)
-            served.stop()
-            served.stop()
-            served.thread.join(10)
+    with (
+        serve({"shutdown_timeout": 60.0}, setup=hold) as served,
+        raw_request(served, {"prompt": "abcdef"}),
+    ):
+        until(lambda: served.client.started)
+        served.stop()
+        served.stop()
+        served.thread.join(10)
 
-            assert not served.thread.is_alive()
+        assert not served.thread.is_alive()
 
 
 SCRIPT = """
