@@ -56,8 +56,9 @@ def test_plugin_scoped_faults_switch_the_hook_off():
     guard = Guard(threshold=2)
     fail(guard)
     fail(guard)
-    with pytest.raises(PluginError, match="switched off.*bang"), guard.calling(
-        "p", "parse", scope="plugin"
+    with (
+        pytest.raises(PluginError, match=r"switched off.*bang"),
+        guard.calling("p", "parse", scope="plugin"),
     ):
         pytest.fail("must not run")
     with guard.calling("p", "other", scope="plugin"):
@@ -88,8 +89,9 @@ def test_errors_raised_on_purpose_pass_and_are_no_fault():
 def test_every_fault_is_reported_with_its_request():
     faults: list[Fault] = []
     guard = Guard(on_fault=faults.append)
-    with pytest.raises(PluginError, match="parse of plugin 'p' raised KeyError"), guard.calling(
-        "p", "parse", scope="request", request_id="r1"
+    with (
+        pytest.raises(PluginError, match="parse of plugin 'p' raised KeyError"),
+        guard.calling("p", "parse", scope="request", request_id="r1"),
     ):
         raise KeyError("x")
     (fault,) = faults

@@ -35,9 +35,7 @@ print(json.dumps([
 
 
 def changed(resolved: list[ResolvedPlugin], name: str, **values: object) -> list[ResolvedPlugin]:
-    return [
-        msgspec.structs.replace(p, **values) if p.name == name else p for p in resolved
-    ]
+    return [msgspec.structs.replace(p, **values) if p.name == name else p for p in resolved]
 
 
 def test_child_process_has_the_parents_plugins_options_and_order(fake_plugins):
@@ -85,7 +83,7 @@ def test_child_refuses_another_version_or_path(fake_plugins, values, says):
 
 def test_child_refuses_a_core_of_another_version():
     resolved = build_catalog(PluginsConfig(enabled=(), only=[])).resolved()
-    with pytest.raises(PluginLoadError, match="plugin 'builtin'.*version"):
+    with pytest.raises(PluginLoadError, match=r"plugin 'builtin'.*version"):
         rebuild_catalog(changed(resolved, "builtin", version="0.0.1"))
 
 

@@ -117,7 +117,7 @@ def test_explicit_choice_that_does_not_fit_is_an_error_with_its_reasons(catalog)
 
 
 def test_explicit_choice_that_is_not_there_names_the_nearest(catalog):
-    with pytest.raises(SelectionError, match="no attention backend 'QUIK'.*did you mean QUICK"):
+    with pytest.raises(SelectionError, match=r"no attention backend 'QUIK'.*did you mean QUICK"):
         catalog.select("attention_backends", query(), name="QUIK")
 
 
@@ -178,7 +178,7 @@ def test_platform_is_chosen_by_its_probe_and_probed_once(fake_plugins):
     assert "returned a bool" in told["odd"][2]
     assert catalog.detect(selection.entry).features == ("triton",)
     assert __import__(module).calls == [1]
-    with pytest.raises(SelectionError, match="'gpu' was asked for.*no driver here"):
+    with pytest.raises(SelectionError, match=r"'gpu' was asked for.*no driver here"):
         catalog.select("platforms", PlatformQuery(), name="gpu")
 
 
@@ -192,7 +192,7 @@ def test_component_gets_its_plugins_context_and_arguments(catalog):
 
 def test_factory_that_raises_is_reported_with_plugin_and_cause(catalog):
     (entry,) = [e for e in catalog.entries("attention_backends") if e.name == "WIDE"]
-    with pytest.raises(PluginError, match="'WIDE' of plugin 'backends'.*ZeroDivisionError"):
+    with pytest.raises(PluginError, match=r"'WIDE' of plugin 'backends'.*ZeroDivisionError"):
         catalog.create(entry, "bad")
 
 

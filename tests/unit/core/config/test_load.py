@@ -96,7 +96,10 @@ def test_named_file_replaces_the_environments(tmp_path):
         ({"hf_overrides": '{"a": 1}'}, lambda o: o.model.hf_overrides == {"a": 1}),
         ({"hf_overrides.a.b": "1.5"}, lambda o: o.model.hf_overrides == {"a": {"b": 1.5}}),
         ({"model.hf_overrides.a": "x"}, lambda o: o.model.hf_overrides == {"a": "x"}),
-        ({"attention": '{"attention_backend": "X"}'}, lambda o: o.attention.attention_backend == "X"),
+        (
+            {"attention": '{"attention_backend": "X"}'},
+            lambda o: o.attention.attention_backend == "X",
+        ),
         ({"attention": {"attention_backend": "X"}}, lambda o: o.attention.attention_backend == "X"),
         ({"ops.rms_norm": "a,b"}, lambda o: o.ops.priority == {"rms_norm": ["a", "b"]}),
         ({"ops": '{"rms_norm": ["a"]}'}, lambda o: o.ops.priority == {"rms_norm": ["a"]}),
@@ -224,7 +227,9 @@ def test_file_that_cannot_be_read_is_named(tmp_path):
 
 
 def test_wrong_environment_is_named():
-    with pytest.raises(ConfigError, match="PEGBOARD_LOG_LEVEL: observability.log_level is 'loud'"):
+    with pytest.raises(
+        ConfigError, match=r"PEGBOARD_LOG_LEVEL: observability\.log_level is 'loud'"
+    ):
         load_options({}, None, environment(log_level="loud"))
 
 

@@ -1,4 +1,3 @@
-import io
 import json
 import logging
 import warnings
@@ -10,19 +9,17 @@ from pegboard.observability.logging import configure_logging
 
 
 @pytest.fixture
-def logged(monkeypatch):
-    """Configure logging into a buffer, and put everything back afterwards."""
-    buffer = io.StringIO()
-    monkeypatch.setattr("sys.stderr", buffer)
+def logged(capsys):
+    """Configure logging onto standard error, and put everything back afterwards."""
     root = logging.getLogger()
     before = (list(root.handlers), root.level, logging.getLogger("pegboard").level)
     showing = warnings.showwarning
 
-    def configure(**values) -> io.StringIO:
+    def configure(**values):
         configure_logging(
             ObservabilityConfig(**values), process="engine_core", packages=["myorg_metrics"]
         )
-        return buffer
+        return lambda: capsys.readouterr().err
 
     yield configure
     logging.captureWarnings(capture=False)
@@ -34,26 +31,26 @@ def logged(monkeypatch):
 
 
 def test_text_line_names_time_level_process_and_logger(logged):
-    buffer = logged()
+    written = logged()
     logging.getLogger("pegboard.engine.core").info("ready in %d s", 3)
-    head, _, message = buffer.getvalue().partition(": ")
+    head, _, message = written().partition(": ")
     assert head.split()[1:] == ["INFO", "engine_core", "pegboard.engine.core"]
     assert message == "ready in 3 s\n"
 
 
 def test_text_keeps_a_hostile_message_on_one_line(logged):
-    buffer = logged()
+    written = logged()
     logging.getLogger("pegboard").info("name %s", "a\nERROR forged")
-    assert buffer.getvalue().count("\n") == 1
+    assert written().count("\n") == 1
 
 
 def test_json_line_has_extras_and_the_traceback(logged):
-    buffer = logged(log_format="json")
+    written = logged(log_format="json")
     try:
         raise ValueError("bad\nthing")
     except ValueError:
         logging.getLogger("pegboard").exception("failed", extra={"request_id": "r1"})
-    (text,) = buffer.getvalue().splitlines()
+    (text,) = written().splitlines()
     record = json.loads(text)
     assert (record["level"], record["process"], record["message"], record["request_id"]) == (
         "error",
@@ -65,11 +62,11 @@ def test_json_line_has_extras_and_the_traceback(logged):
 
 
 def test_level_holds_for_pegboard_and_plugins_while_others_stay_at_warning(logged):
-    buffer = logged(log_level="debug")
+    written = logged(log_level="debug")
     for name in ("pegboard.x", "myorg_metrics.x", "somelibrary"):
         logging.getLogger(name).debug("fine")
     logging.getLogger("somelibrary").warning("loud")
-    lines = buffer.getvalue().splitlines()
+    lines = written().splitlines()
     assert [line.split()[3] for line in lines] == [
         "pegboard.x:",
         "myorg_metrics.x:",
@@ -79,7 +76,7 @@ def test_level_holds_for_pegboard_and_plugins_while_others_stay_at_warning(logge
 
 def test_configuring_twice_logs_once(logged):
     logged()
-    buffer = logged(log_level="warning")
+    written = logged(log_level="warning")
     logging.getLogger("pegboard").info("quiet")
     logging.getLogger("pegboard").warning("once")
-    assert len(buffer.getvalue().splitlines()) == 1
+    assert len(written().splitlines()) == 1

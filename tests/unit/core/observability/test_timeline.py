@@ -13,10 +13,9 @@ def events(path) -> list[dict]:
 
 
 def test_spans_are_complete_chrome_events(tmp_path):
-    with open_timeline(str(tmp_path / "out.json"), "engine_core") as timeline:
-        with timeline.span("step", step=3):
-            with timeline.span("schedule"):
-                pass
+    timeline = open_timeline(str(tmp_path / "out.json"), "engine_core")
+    with timeline, timeline.span("step", step=3), timeline.span("schedule"):
+        pass
     name, inner, outer = events(tmp_path / "out.engine_core.json")
     assert name["args"] == {"name": "engine_core"}
     assert (inner["name"], outer["name"], outer["ph"]) == ("schedule", "step", "X")
