@@ -174,7 +174,8 @@ int32_t pgk_paged_attention(const void* query, int64_t query_stride, void* out, 
                             const void* key_cache, const void* value_cache, int64_t block_stride, int32_t block_size,
                             int32_t num_q_heads, int32_t num_kv_heads, int32_t head_size, int32_t num_reqs,
                             const int32_t* cu_query_lens, const int32_t* seq_lens, const int32_t* block_table,
-                            int64_t block_table_stride, float scale, float softcap, int32_t window, int32_t is_causal) {
+                            int64_t block_table_stride, float scale, float softcap, int32_t window, int32_t is_causal,
+                            const float* sinks) {
   PGK_REQUIRE(is_dtype(dtype), "paged_attention: dtype is %d", dtype);
   PGK_REQUIRE(block_size > 0 && block_size % 16 == 0, "paged_attention: block size %d; a multiple of 16", block_size);
   PGK_REQUIRE(head_size > 0 && head_size <= 1024 && head_size % 8 == 0, "paged_attention: head size %d; a multiple of 8",
@@ -196,7 +197,7 @@ int32_t pgk_paged_attention(const void* query, int64_t query_stride, void* out, 
   return finished(kernels().paged_attention({query, query_stride, out, out_stride, dtype, key_cache, value_cache,
                                              block_stride, block_size, num_q_heads, num_kv_heads, head_size, num_reqs,
                                              cu_query_lens, seq_lens, block_table, block_table_stride, scale, softcap,
-                                             window, is_causal}),
+                                             window, is_causal, sinks}),
                   "paged_attention");
 }
 

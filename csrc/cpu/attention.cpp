@@ -302,13 +302,24 @@ class Attention {
     write_out(req, head, 0, rows_of(req), running);
   }
 
+  // What the values of a row are multiplied with at the end: 1 / sum, a sink's share of the sum added.
+  float normaliser(float maximum, float sum, int64_t head) const {
+    if (args_.sinks == nullptr) return 1.0f / sum;
+    const float sink = args_.sinks[head] * kLog2E;
+    const float top = max_of(maximum, sink);
+    float keep[kLanes], share[kLanes];
+    store(keep, exp2(set1(maximum - top)));
+    store(share, exp2(set1(sink - top)));
+    return keep[0] / (sum * keep[0] + share[0]);
+  }
+
   void write_out(int64_t req, int64_t kv_head, int64_t first, int64_t rows, float* partial) const {
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t row = first + r;
       T* out = static_cast<T*>(args_.out) + (args_.cu_query_lens[req] + row / group_) * args_.out_stride +
                (kv_head * group_ + row % group_) * args_.head_size;
       const float sum = sums(partial)[r];
-      const V factor = set1(1.0f / sum);
+      const V factor = set1(normaliser(maxima(partial)[r], sum, kv_head * group_ + row % group_));
       for (int64_t d = 0; d < args_.head_size; d += kLanes) {
         const int lanes = static_cast<int>(min_of<int64_t>(kLanes, args_.head_size - d));
         const V value = sum == 0.0f ? set1(0.0f) : mul(load_n(values(partial) + r * args_.head_size + d, lanes), factor);

@@ -53,7 +53,7 @@ std::vector<float> attention_with(const KernelTable& table, const std::vector<ui
   std::vector<uint16_t> out(query.size());
   table.paged_attention({query.data(), kHeads * kHead, out.data(), kHeads * kHead, PGK_BF16, cache.data(),
                          cache.data() + kBlock * kHead, 2 * kBlock * kHead, kBlock, kHeads, 1, kHead, 1, cu_query_lens,
-                         seq_lens, blocks, 3, 0.125f, 0.0f, 0, 1});
+                         seq_lens, blocks, 3, 0.125f, 0.0f, 0, 1, nullptr});
   std::vector<float> result;
   for (uint16_t value : out) result.push_back(widened(value));
   return result;

@@ -98,6 +98,7 @@ struct AttentionArgs {
   int64_t block_table_stride;
   float scale, softcap;
   int32_t window, is_causal;
+  const float* sinks;
 };
 
 // Each returns a PgkStatus (PGK_OK or PGK_OUT_OF_MEMORY); arguments have been checked.

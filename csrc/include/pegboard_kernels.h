@@ -82,13 +82,14 @@ PGK_EXPORT int32_t pgk_rotate_and_write(void* query, int64_t query_stride, void*
 /* Paged attention over a mixed batch. Cache of one block and head: key [block_size/16][head_size/s][16][s], value
  * [block_size/s][head_size][s] with s = 2 for bfloat16 and 1 for float32; heads follow each other inside a block, and
  * blocks are block_stride elements apart. block_size is a multiple of 16, head_size of 8.
- * window <= 0: no window; else a query sees itself and the window - 1 tokens before it. softcap <= 0: none. */
+ * window <= 0: no window; else a query sees itself and the window - 1 tokens before it. softcap <= 0: none.
+ * sinks: NULL, or a logit a query head that joins the softmax's denominator. */
 PGK_EXPORT int32_t pgk_paged_attention(const void* query, int64_t query_stride, void* out, int64_t out_stride,
                                        int32_t dtype, const void* key_cache, const void* value_cache, int64_t block_stride,
                                        int32_t block_size, int32_t num_q_heads, int32_t num_kv_heads, int32_t head_size,
                                        int32_t num_reqs, const int32_t* cu_query_lens, const int32_t* seq_lens,
                                        const int32_t* block_table, int64_t block_table_stride, float scale, float softcap,
-                                       int32_t window, int32_t is_causal);
+                                       int32_t window, int32_t is_causal, const float* sinks);
 
 #ifdef __cplusplus
 }

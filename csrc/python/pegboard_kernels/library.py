@@ -72,7 +72,7 @@ _SIGNATURES: dict[str, list[type]] = {
     ],
     "pgk_paged_attention": [
         *(_PTR, _I64, _PTR, _I64, _I32, _PTR, _PTR, _I64, _I32, _I32, _I32, _I32),
-        *(_I32, _PTR, _PTR, _PTR, _I64, _F32, _F32, _I32, _I32),
+        *(_I32, _PTR, _PTR, _PTR, _I64, _F32, _F32, _I32, _I32, _PTR),
     ],
 }
 

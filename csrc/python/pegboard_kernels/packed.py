@@ -24,10 +24,20 @@ class PackedMatrix:
         dtype: float32 or bfloat16.
         activation: "" for a plain product; "silu" or "gelu_tanh" when the rows are a gate's
             followed by as many of an up projection, and the product is act(gate) * up.
+        bias: [n] float32, added to the product, or None.
     """
 
-    def __init__(self, n: int, k: int, dtype: torch.dtype, activation: str = "") -> None:
-        """Allocate the storage, zeroed.
+    __slots__ = ("_activation", "_code", "activation", "bias", "data", "dtype", "k", "n")
+
+    def __init__(
+        self,
+        n: int,
+        k: int,
+        dtype: torch.dtype,
+        activation: str = "",
+        bias: Tensor | None = None,
+    ) -> None:
+        """Allocate the storage, zeroed; the bias is copied.
 
         Raises:
             KernelError: an unsupported dtype, activation or shape.
@@ -43,16 +53,19 @@ class PackedMatrix:
         if num_bytes < 0:
             raise KernelError(f"a weight of {n} x {k} cannot be packed")
         self.data = torch.zeros(num_bytes, dtype=torch.uint8)
+        self.bias = None if bias is None else bias.to(torch.float32, copy=True).contiguous()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the packed storage."""
-        return self.data.nbytes
+        """Bytes held."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
         """The storage by name."""
-        return {"packed": self.data}
+        if self.bias is None:
+            return {"packed": self.data}
+        return {"packed": self.data, "bias": self.bias}
 
     def pack_rows(self, rows: Tensor, begin: int = 0) -> None:
         """Pack `rows` [count, k] as rows begin .. begin + count; float32 or bfloat16."""
@@ -71,24 +84,27 @@ class PackedMatrix:
             )
         )  # fmt: skip
 
-    def linear(
-        self, x: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
-    ) -> Tensor:
+    def linear(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
         """Return x . weight^T + bias, with the gated activation if there is one.
 
         Args:
             x: [..., k].
-            bias: [n] float32, or None.
             out_dtype: of the result; None for x's.
         """
         if x.shape[-1] != self.k:
             raise KernelError(f"x has {x.shape[-1]} columns, the weight {self.k}")
-        return linear(
-            x, self.data, self.n, bias, self._activation, self.dtype, out_dtype or x.dtype
+        product = torch.ops.pegboard_kernels.linear if torch.compiler.is_compiling() else linear
+        return product(
+            x, self.data, self.n, self.bias, self._activation, self.dtype, out_dtype or x.dtype
         )
 
     def gather(self, ids: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
         """Return rows `ids` (int64) as they were packed, for embeddings tied to this weight."""
         if self._activation:
             raise KernelError("rows of a gate-and-up weight are not read back")
-        return gather_packed(self.data, ids, self.n, self.k, self.dtype, out_dtype or self.dtype)
+        gather = (
+            torch.ops.pegboard_kernels.gather_packed
+            if torch.compiler.is_compiling()
+            else gather_packed
+        )
+        return gather(self.data, ids, self.n, self.k, self.dtype, out_dtype or self.dtype)

@@ -16,14 +16,15 @@ from pegboard_kernels.library import KernelError, load
 
 __all__ = [
     "ACTIVATIONS",
+    "fused_add_rms_norm",
     "gated_activation",
     "gather_packed",
     "gather_rows",
     "linear",
     "paged_attention",
     "rms_norm",
-    "rms_norm_add",
     "rotate_and_write",
+    "rotate_and_write_product",
 ]
 
 #: Names of gated activations, as the C interface numbers them; "" is none.
@@ -180,15 +181,19 @@ def gather_rows(table: Tensor, ids: Tensor) -> Tensor:
     return out
 
 
-def _rms_norm_into(
-    x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, weight_offset: float
-) -> Tensor:
-    rows = _rows(x)
-    count, cols = rows.shape
-    out = torch.empty(x.shape, dtype=x.dtype)
+def _norm(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    eps: float,
+    weight_offset: float,
+    out: Tensor,
+) -> None:
+    """Norm the rows of x (after adding them to the residual's) into `out`; all are 2-d."""
+    count, cols = x.shape
     status = _C.pgk_rms_norm(
-        rows.data_ptr(),
-        rows.stride(0) if count > 1 else cols,
+        x.data_ptr(),
+        x.stride(0) if count > 1 else cols,
         None if residual is None else residual.data_ptr(),
         cols if residual is None or count <= 1 else residual.stride(0),
         None if weight is None else weight.data_ptr(),
@@ -198,45 +203,41 @@ def _rms_norm_into(
         count,
         cols,
         out.data_ptr(),
-        cols,
+        out.stride(0) if count > 1 else cols,
         _code(x.dtype),
     )
     if status:
         _check(status)
-    return out
 
 
-def _rms_norm_fake(x: Tensor, weight: Tensor | None, eps: float, weight_offset: float) -> Tensor:
+def _rms_norm_fake(
+    x: Tensor, weight: Tensor | None, eps: float, weight_offset: float = 0.0
+) -> Tensor:
     del weight, eps, weight_offset
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+    return x.new_empty(x.shape)
 
 
 @_op("(Tensor x, Tensor? weight, float eps, float weight_offset=0.0) -> Tensor", _rms_norm_fake)
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, weight_offset: float = 0.0) -> Tensor:
     """Return x / sqrt(mean(x^2) + eps) * (weight + weight_offset) over the last dimension."""
-    return _rms_norm_into(x, None, weight, eps, weight_offset)
-
-
-def _rms_norm_add_fake(
-    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, weight_offset: float
-) -> Tensor:
-    del residual, weight, eps, weight_offset
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+    out = torch.empty(x.shape, dtype=x.dtype)
+    _norm(_rows(x), None, weight, eps, weight_offset, out if x.dim() == 2 else _rows(out))
+    return out
 
 
 @_op(
-    "(Tensor x, Tensor(a!) residual, Tensor? weight, float eps, float weight_offset=0.0) -> Tensor",
-    _rms_norm_add_fake,
+    "(Tensor(a!) x, Tensor(b!) residual, Tensor? weight, float eps, float weight_offset=0.0) -> ()",
+    _nothing,
 )
-def rms_norm_add(
+def fused_add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, weight_offset: float = 0.0
-) -> Tensor:
-    """Add x [rows, cols] to `residual` in place and return the norm of the (rounded) sum."""
-    if residual.shape != x.shape or residual.stride(-1) != 1 or residual.dim() != 2:
+) -> None:
+    """Add x [rows, cols] to `residual`, and put the norm of the rounded sum into x, in place."""
+    if residual.shape != x.shape or residual.dtype != x.dtype or x.dim() != 2:
         raise KernelError(f"residual {tuple(residual.shape)} must be rows as x {tuple(x.shape)}")
-    if residual.dtype != x.dtype:
-        raise KernelError(f"residual is {residual.dtype}, x is {x.dtype}; they must agree")
-    return _rms_norm_into(x, residual, weight, eps, weight_offset)
+    if x.stride(1) != 1 or residual.stride(1) != 1:
+        raise KernelError("x and residual must have contiguous rows")
+    _norm(x, residual, weight, eps, weight_offset, x)
 
 
 def _gated_activation_fake(x: Tensor, activation: int) -> Tensor:
@@ -300,6 +301,8 @@ def rotate_and_write(
         block_size: tokens a block.
     """
     tokens, num_kv_heads, head_size = key.shape
+    if slot_mapping is not None:
+        tokens = min(tokens, slot_mapping.shape[0])
     norm = k_norm if q_norm is None else q_norm
     has_cache = key_cache is not None and slot_mapping is not None and value_cache is not None
     if has_cache and key_cache.dtype != key.dtype:
@@ -338,9 +341,87 @@ def rotate_and_write(
 
 
 @_op(
+    "(Tensor(a!) qkv, Tensor? q_norm, Tensor? k_norm, float eps, Tensor positions, "
+    "Tensor cos_sin, bool is_neox, Tensor(b!) key_cache, Tensor(c!) value_cache, "
+    "Tensor slot_mapping, int num_heads) -> ()",
+    _nothing,
+)
+def rotate_and_write_product(
+    qkv: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    positions: Tensor,
+    cos_sin: Tensor,
+    is_neox: bool,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    num_heads: int,
+) -> None:
+    """As `rotate_and_write`, on the fused product of queries, keys and values.
+
+    Args:
+        qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_size], queries, keys, values; the
+            queries and keys are changed in place.
+        q_norm: as in `rotate_and_write`.
+        k_norm: as in `rotate_and_write`.
+        eps: as in `rotate_and_write`.
+        positions: as in `rotate_and_write`.
+        cos_sin: as in `rotate_and_write`.
+        is_neox: as in `rotate_and_write`.
+        key_cache: [num_blocks, num_kv_heads, block_size / 16, head_size / s, 16, s].
+        value_cache: [num_blocks, num_kv_heads, block_size / s, head_size, s].
+        slot_mapping: [num_tokens] int64; negative slots are not written.
+        num_heads: query heads.
+    """
+    num_blocks, num_kv_heads, groups, _, _, _ = key_cache.shape
+    head_size = value_cache.shape[3]
+    if key_cache.dtype != qkv.dtype or slot_mapping.shape[0] < qkv.shape[0]:
+        raise KernelError(
+            f"the cache is {key_cache.dtype}, the product {qkv.dtype}; {slot_mapping.shape[0]} "
+            f"slots for {qkv.shape[0]} tokens"
+        )
+    stride, start = qkv.stride(0), qkv.data_ptr()
+    step = head_size * qkv.element_size()
+    key = start + num_heads * step
+    status = _C.pgk_rotate_and_write(
+        start,
+        stride,
+        key,
+        stride,
+        key + num_kv_heads * step,
+        stride,
+        _code(qkv.dtype),
+        qkv.shape[0],
+        num_heads,
+        num_kv_heads,
+        head_size,
+        None if q_norm is None else q_norm.data_ptr(),
+        None if k_norm is None else k_norm.data_ptr(),
+        0 if q_norm is None else _code(q_norm.dtype),
+        0.0,
+        eps,
+        positions.data_ptr(),
+        cos_sin.data_ptr(),
+        cos_sin.shape[0],
+        cos_sin.shape[1],
+        is_neox,
+        key_cache.data_ptr(),
+        value_cache.data_ptr(),
+        key_cache.stride(0),
+        groups * 16,
+        slot_mapping.data_ptr(),
+        num_blocks * groups * 16,
+    )
+    if status:
+        _check(status)
+
+
+@_op(
     "(Tensor query, Tensor(a!) out, Tensor key_cache, Tensor value_cache, int block_size, "
     "Tensor query_start_loc, Tensor seq_lens, Tensor block_table, float scale, float soft_cap, "
-    "int window, bool is_causal) -> ()",
+    "int window, bool is_causal, Tensor? sinks=None) -> ()",
     _nothing,
 )
 def paged_attention(
@@ -356,6 +437,7 @@ def paged_attention(
     soft_cap: float,
     window: int,
     is_causal: bool,
+    sinks: Tensor | None = None,
 ) -> None:
     """Attend a mixed batch over the paged cache and write `out` in place.
 
@@ -372,6 +454,7 @@ def paged_attention(
         soft_cap: scores then become cap * tanh(score / cap); 0 for none.
         window: last tokens a query sees, itself included; 0 for all.
         is_causal: a query sees no later key.
+        sinks: [num_heads] float32 logits that join the softmax's denominator, or None.
     """
     if key_cache.dtype != query.dtype:
         raise KernelError(f"the cache is {key_cache.dtype}, the query is {query.dtype}")
@@ -397,6 +480,7 @@ def paged_attention(
         soft_cap,
         window,
         is_causal,
+        None if sinks is None else sinks.data_ptr(),
     )
     if status:
         _check(status)

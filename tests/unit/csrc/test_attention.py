@@ -27,7 +27,7 @@ class Batch:
     lengths: Tensor
     block_size: int
 
-    def attend(self, **options: float) -> Tensor:
+    def attend(self, **options: float | Tensor) -> Tensor:
         arguments = {"scale": 0.3, "soft_cap": 0.0, "window": 0, "is_causal": True, **options}
         out = torch.full_like(self.query, float("nan"))
         kernels.paged_attention(
@@ -37,7 +37,12 @@ class Batch:
         return out
 
     def expected(
-        self, scale: float = 0.3, soft_cap: float = 0.0, window: int = 0, is_causal: bool = True
+        self,
+        scale: float = 0.3,
+        soft_cap: float = 0.0,
+        window: int = 0,
+        is_causal: bool = True,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         out = torch.zeros(self.query.shape)
         for i, (key, value) in enumerate(zip(self.keys, self.values, strict=True)):
@@ -57,7 +62,10 @@ class Batch:
             if window:
                 hidden |= cols <= rows - window
             scores = scores.masked_fill(hidden, float("-inf"))
-            out[begin:end] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
+            if sinks is not None:
+                scores = torch.cat([scores, sinks[:, None, None].expand(-1, len(rows), 1)], -1)
+            weights = scores.softmax(-1)[..., : len(key)]
+            out[begin:end] = torch.einsum("hqk,khd->qhd", weights, v)
         return out
 
 
@@ -164,6 +172,12 @@ def test_blocks_before_the_window_are_not_read(
 def test_soft_cap_matches_torch(isa: Isa, dtype: torch.dtype, generator: torch.Generator) -> None:
     batch = make_batch(MIXED, dtype, generator)
     assert_close(batch.attend(soft_cap=2.5), batch.expected(soft_cap=2.5), dtype)
+
+
+def test_sinks_match_torch(isa: Isa, dtype: torch.dtype, generator: torch.Generator) -> None:
+    batch = make_batch(MIXED, dtype, generator)
+    sinks = torch.randn(6, generator=generator) * 4
+    assert_close(batch.attend(sinks=sinks), batch.expected(sinks=sinks), dtype)
 
 
 def test_non_causal_matches_torch(isa: Isa, dtype: torch.dtype, generator: torch.Generator) -> None:

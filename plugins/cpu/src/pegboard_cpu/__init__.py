@@ -1,0 +1,1 @@
+"""Pegboard on CPUs."""
