@@ -16,7 +16,12 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from pegboard.api.attention import AttentionBackendConfig, AttentionLayer, CommonAttentionMetadata
+from pegboard.api.attention import (
+    AttentionBackend,
+    AttentionBackendConfig,
+    AttentionLayer,
+    CommonAttentionMetadata,
+)
 from pegboard.api.errors import ModelError
 from pegboard.api.forward_context import ForwardContext, enter_forward_context
 from pegboard.api.kv import KVGroup, KVLayerNeed
@@ -180,11 +185,20 @@ class SimpleModelContext:
 class PagedDriver:
     """Runs steps of a model over a paged cache, its blocks handed out in random order.
 
+    The caches start as NaN, so that a slot nobody wrote cannot go unnoticed.
+
     Attributes:
         sequences: name to the token ids computed so far.
     """
 
-    def __init__(self, model: Any, context: SimpleModelContext, *, block_size: int = 4) -> None:
+    def __init__(
+        self,
+        model: Any,
+        context: SimpleModelContext,
+        *,
+        block_size: int = 4,
+        backend_class: type[AttentionBackend] = ReferenceBackend,
+    ) -> None:
         self.model = model
         self.context = context
         self.block_size = block_size
@@ -194,7 +208,7 @@ class PagedDriver:
         num_blocks = 4 * self._max_blocks
         self._free = torch.randperm(num_blocks - 1).add(1).tolist()
         dtype = _DTYPES[context.dtype]
-        backend = ReferenceBackend(
+        backend = backend_class(
             ComponentContext(plugin="builtin"),
             AttentionBackendConfig(
                 dtype=dtype,

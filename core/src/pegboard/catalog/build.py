@@ -67,8 +67,8 @@ def build_catalog(
         ConfigError: the settings contradict each other, or a plugin's options are wrong.
     """
     _check_settings(plugins)
-    installed = discover()
     required = _required(plugins, named)
+    installed = discover() if required or plugins.only != [] else []
     _check_required(required, installed)
     wanted = [p for p in installed if _is_allowed(p.name, plugins, required)]
     wanted += [
@@ -313,7 +313,8 @@ def _verify(expected: ResolvedPlugin, plugin: LoadedPlugin, process: str) -> Non
         if here != there:
             raise PluginLoadError(
                 f"plugin {expected.name!r} ({found.owner}) in process {process}: its {what} is "
-                f"{here!r} here but {there!r} in the parent; start all processes in one environment",
+                f"{here!r} here but {there!r} in the parent; "
+                "start every process in one environment",
                 plugin=expected.name,
                 distribution=expected.distribution,
                 version=expected.version,

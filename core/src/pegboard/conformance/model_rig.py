@@ -1,6 +1,4 @@
-"""Makes a random checkpoint of an architecture, runs it through an engine, and says what
-transformers gives for the same tokens.
-"""
+"""Makes a random checkpoint, runs it through an engine, and asks transformers for the same."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -12,7 +10,7 @@ from typing import Any
 import torch
 
 from pegboard.api.engine import TokensPrompt
-from pegboard.api.outputs import RequestOutput
+from pegboard.api.outputs import PositionLogprobs, RequestOutput
 from pegboard.api.sampling_params import SamplingParams
 from pegboard.conformance.kit import NotApplicable, Subject, load_target
 from pegboard.engine.llm import LLM
@@ -137,7 +135,7 @@ class ModelRig:
     def _compare_position(
         self,
         position: int,
-        reported: Any,
+        reported: PositionLogprobs,
         expected: torch.Tensor,
         tolerance: float,
     ) -> None:

@@ -58,7 +58,10 @@ def gguf(folder: Path) -> LoaderExample:
     q8_0 = b"".join(
         s.numpy().tobytes() + q.numpy().tobytes() for s, q in zip(scales, quants, strict=True)
     )
-    stored = [("token_embd.weight", (32, 40), 8, q8_0), ("output_norm.weight", (32,), 0, norm.numpy().tobytes())]
+    stored = [
+        ("token_embd.weight", (32, 40), 8, q8_0),
+        ("output_norm.weight", (32,), 0, norm.numpy().tobytes()),
+    ]
     path = folder / "example.gguf"
     path.write_bytes(_gguf_file(stored))
     return LoaderExample(
