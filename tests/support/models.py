@@ -162,12 +162,14 @@ class SimpleModelContext:
         config: Mapping[str, Any],
         *,
         dtype: torch.dtype = torch.float32,
+        kv_dtype: torch.dtype | None = None,
         ops: ResolvedOpTable | None = None,
         tensor_parallel: Any = None,
         max_model_len: int | None = None,
     ) -> None:
         self.config = config
         self.dtype = dtype
+        self.kv_dtype = kv_dtype or dtype
         self.device = torch.device("cpu")
         self.ops = ops or reference_ops()
         self.tensor_parallel = tensor_parallel or LocalGroup()
@@ -207,12 +209,11 @@ class PagedDriver:
         self._max_blocks = -(-context.max_model_len // block_size)
         num_blocks = 4 * self._max_blocks
         self._free = torch.randperm(num_blocks - 1).add(1).tolist()
-        dtype = _DTYPES[context.dtype]
         backend = backend_class(
             ComponentContext(plugin="builtin"),
             AttentionBackendConfig(
-                dtype=dtype,
-                kv_dtype=dtype,
+                dtype=_DTYPES[context.dtype],
+                kv_dtype=_DTYPES[context.kv_dtype],
                 device="cpu",
                 block_size=block_size,
                 max_num_reqs=8,
@@ -226,7 +227,7 @@ class PagedDriver:
         self._builder = backend.metadata_builder(group)
         self._caches = [
             tuple(
-                torch.full(shape, torch.nan, dtype=context.dtype)
+                torch.full(shape, torch.nan, dtype=context.kv_dtype)
                 for shape in backend.kv_layout(layer, num_blocks).shapes
             )
             for layer, _, _ in layers

@@ -133,7 +133,9 @@ class FakeDevice:
     block that is shared wrongly, freed early, or not computed.
     """
 
-    def __init__(self, groups: Sequence[KVGroup], *, max_num_seqs: int = 8, budget: int = 32) -> None:
+    def __init__(
+        self, groups: Sequence[KVGroup], *, max_num_seqs: int = 8, budget: int = 32
+    ) -> None:
         self.groups = list(groups)
         self.max_num_seqs = max_num_seqs
         self.budget = budget

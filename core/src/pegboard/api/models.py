@@ -160,6 +160,11 @@ class ModelContext(Protocol):
         ...
 
     @property
+    def kv_dtype(self) -> "torch.dtype":
+        """Of the KV cache."""
+        ...
+
+    @property
     def device(self) -> "torch.device":
         """Where weights and activations live."""
         ...
