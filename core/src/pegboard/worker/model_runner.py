@@ -134,6 +134,7 @@ class ModelRunner:
         self._context = WorkerModelContext(
             config=config.model.description.config,
             dtype=getattr(torch, config.model.dtype),
+            kv_dtype=getattr(torch, config.cache.kv_cache_dtype),
             device=device,
             ops=self._ops,
             tensor_parallel=tensor_parallel,
