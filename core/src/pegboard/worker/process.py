@@ -17,6 +17,7 @@ import zmq
 
 from pegboard.api.errors import PegboardError
 from pegboard.catalog import rebuild_catalog
+from pegboard.observability.logging import configure_logging
 from pegboard.worker.protocol import (
     Answer,
     Call,
@@ -49,6 +50,7 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with os.fdopen(launch_fd, "rb") as stream:
         launch = msgspec.msgpack.decode(stream.read(), type=Launch)
+    configure_logging(launch.config.observability, process=f"worker {launch.rank}")
     return _Process(launch).run()
 
 
