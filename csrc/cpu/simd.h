@@ -32,11 +32,11 @@ constexpr int kLanes = 16;
 using bf16 = uint16_t;
 
 template <class T>
-PGK_INLINE T min_of(T a, T b) {
+PGK_INLINE constexpr T min_of(T a, T b) {
   return a < b ? a : b;
 }
 template <class T>
-PGK_INLINE T max_of(T a, T b) {
+PGK_INLINE constexpr T max_of(T a, T b) {
   return a > b ? a : b;
 }
 PGK_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -135,7 +135,9 @@ PGK_INLINE void store_every_second(bf16* p, V v, int n) {
   for (int i = 0; i < n; ++i) p[2 * i] = t[i];
 }
 
+// Rows and panels whose sums fit the registers together.
 constexpr int kMaxRows = 4;
+constexpr int kMaxPanels = 1;
 
 }  // namespace PGK_ISA
 }  // namespace pgk

@@ -130,6 +130,7 @@ PGK_INLINE void store_every_second(bf16* p, V v, int n) {
 
 #undef PGK_EACH
 constexpr int kMaxRows = 4;
+constexpr int kMaxPanels = 1;
 
 }  // namespace PGK_ISA
 }  // namespace pgk
