@@ -23,18 +23,10 @@ struct Job {
   int64_t panels;
 };
 
-// Stores 16 finished sums, or the first `lanes` of them.
-template <class Out>
-PGK_INLINE void put(Out* out, V value, int64_t lanes) {
-  if (lanes >= kLanes) {
-    store_as(out, value);
-  } else {
-    store_as(out, value, static_cast<int>(lanes));
-  }
-}
+// `lanes` of the 16 values exist.
 PGK_INLINE V with_bias(const float* bias, V value, int64_t lanes) {
   if (bias == nullptr) return value;
-  return add(value, lanes >= kLanes ? load(bias) : load_n(bias, static_cast<int>(lanes)));
+  return add(value, load_as(bias, lanes));
 }
 
 // Finishes `rows` sums of one panel: bias, activation, rounding, store.
@@ -51,12 +43,12 @@ void finish(const LinearArgs& args, const float* sums, int64_t row, int64_t rows
     if (is_gated) {
       const V gate = with_bias(bias, load(from), left);
       const V up = with_bias(bias == nullptr ? nullptr : bias + outputs, load(from + kLanes), left);
-      put(out, mul(args.epilogue == PGK_SILU_MUL ? silu(gate) : gelu_tanh(gate), up), left);
+      store_as(out, mul(args.epilogue == PGK_SILU_MUL ? silu(gate) : gelu_tanh(gate), up), left);
       continue;
     }
-    put(out, with_bias(bias, load(from), left), left);
+    store_as(out, with_bias(bias, load(from), left), left);
     if (left > kLanes)
-      put(out + kLanes, with_bias(bias == nullptr ? nullptr : bias + kLanes, load(from + kLanes), left - kLanes),
+      store_as(out + kLanes, with_bias(bias == nullptr ? nullptr : bias + kLanes, load(from + kLanes), left - kLanes),
           left - kLanes);
   }
 }
@@ -110,13 +102,9 @@ const T* padded_input(const LinearArgs& args, int64_t k, int64_t* stride) {
   const From* from = static_cast<const From*>(args.x);
   parallel_for(static_cast<int32_t>(ceil_div(args.m, 16)), [&](int32_t chunk) {
     for (int64_t r = chunk * 16; r < min_of<int64_t>(args.m, (chunk + 1) * 16); ++r) {
-      int64_t i = 0;
-      for (; i + kLanes <= args.k; i += kLanes) store_as(to + r * k + i, load_as(from + r * args.x_stride + i));
-      if (i < args.k) {
-        const int lanes = static_cast<int>(args.k - i);
-        store_as(to + r * k + i, load_as(from + r * args.x_stride + i, lanes), lanes);
-      }
-      for (i = args.k; i < k; ++i) to[r * k + i] = T(0);
+      for (int64_t i = 0; i < args.k; i += kLanes)
+        store_as(to + r * k + i, load_as(from + r * args.x_stride + i, args.k - i), args.k - i);
+      for (int64_t i = args.k; i < k; ++i) to[r * k + i] = T(0);
     }
   });
   *stride = k;

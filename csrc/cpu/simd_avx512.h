@@ -97,11 +97,5 @@ PGK_INLINE V dot2(V acc, X2 x, W2 w) {
 constexpr int kMaxRows = 8;
 constexpr int kMaxPanels = 2;
 
-// Writes n values into every second place: the even or odd half of a row of pairs. Touches no other byte.
-PGK_INLINE void store_every_second(bf16* p, V x, int n) {
-  const __mmask32 places = static_cast<__mmask32>(n >= kLanes ? 0x55555555u : 0x55555555u & ((1u << (2 * n)) - 1));
-  _mm512_mask_storeu_epi16(p, places, _mm512_cvtepu16_epi32(narrow(x)));
-}
-
 }  // namespace PGK_ISA
 }  // namespace pgk
