@@ -4,8 +4,11 @@
 `PagedDriver` runs a Pegboard model over a paged REFERENCE cache in hand-made forward contexts.
 """
 
+import importlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,12 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from pegboard.api.attention import AttentionBackendConfig, AttentionLayer, CommonAttentionMetadata
+from pegboard.api.attention import (
+    AttentionBackend,
+    AttentionBackendConfig,
+    AttentionLayer,
+    CommonAttentionMetadata,
+)
 from pegboard.api.errors import ModelError
 from pegboard.api.forward_context import ForwardContext, enter_forward_context
 from pegboard.api.kv import KVGroup, KVLayerNeed
@@ -132,8 +140,6 @@ class LocalGroup:
 
 def reference_ops(**replaced: Any) -> ResolvedOpTable:
     """Return a table of the references, without optional ops unless they are given."""
-    import importlib
-
     ops: dict[str, Any] = {}
     for definition in op_definitions():
         if definition.optional:
@@ -156,12 +162,14 @@ class SimpleModelContext:
         config: Mapping[str, Any],
         *,
         dtype: torch.dtype = torch.float32,
+        kv_dtype: torch.dtype | None = None,
         ops: ResolvedOpTable | None = None,
         tensor_parallel: Any = None,
         max_model_len: int | None = None,
     ) -> None:
         self.config = config
         self.dtype = dtype
+        self.kv_dtype = kv_dtype or dtype
         self.device = torch.device("cpu")
         self.ops = ops or reference_ops()
         self.tensor_parallel = tensor_parallel or LocalGroup()
@@ -179,11 +187,20 @@ class SimpleModelContext:
 class PagedDriver:
     """Runs steps of a model over a paged cache, its blocks handed out in random order.
 
+    The caches start as NaN, so that a slot nobody wrote cannot go unnoticed.
+
     Attributes:
         sequences: name to the token ids computed so far.
     """
 
-    def __init__(self, model: Any, context: SimpleModelContext, *, block_size: int = 4) -> None:
+    def __init__(
+        self,
+        model: Any,
+        context: SimpleModelContext,
+        *,
+        block_size: int = 4,
+        backend_class: type[AttentionBackend] = ReferenceBackend,
+    ) -> None:
         self.model = model
         self.context = context
         self.block_size = block_size
@@ -192,12 +209,11 @@ class PagedDriver:
         self._max_blocks = -(-context.max_model_len // block_size)
         num_blocks = 4 * self._max_blocks
         self._free = torch.randperm(num_blocks - 1).add(1).tolist()
-        dtype = _DTYPES[context.dtype]
-        backend = ReferenceBackend(
+        backend = backend_class(
             ComponentContext(plugin="builtin"),
             AttentionBackendConfig(
-                dtype=dtype,
-                kv_dtype=dtype,
+                dtype=_DTYPES[context.dtype],
+                kv_dtype=_DTYPES[context.kv_dtype],
                 device="cpu",
                 block_size=block_size,
                 max_num_reqs=8,
@@ -211,7 +227,7 @@ class PagedDriver:
         self._builder = backend.metadata_builder(group)
         self._caches = [
             tuple(
-                torch.full(shape, torch.nan, dtype=context.dtype)
+                torch.full(shape, torch.nan, dtype=context.kv_dtype)
                 for shape in backend.kv_layout(layer, num_blocks).shapes
             )
             for layer, _, _ in layers
@@ -272,3 +288,46 @@ class PagedDriver:
         )
         with torch.inference_mode(), enter_forward_context(context):
             return self.model(torch.tensor(tokens), torch.tensor(positions))
+
+
+class ThreadGroup:
+    """A process group whose ranks are threads of one process; `run` gives each its own."""
+
+    def __init__(self, rank: int, size: int, barrier: threading.Barrier, board: list[Any]) -> None:
+        self.rank = rank
+        self.size = size
+        self._barrier = barrier
+        self._board = board
+
+    @classmethod
+    def run(cls, size: int, function: Callable[["ThreadGroup"], Any]) -> list[Any]:
+        """Call `function(group)` once a rank, at the same time, and return the results."""
+        barrier, board = threading.Barrier(size, timeout=60), [None] * size
+        groups = [cls(rank, size, barrier, board) for rank in range(size)]
+
+        def guarded(group: "ThreadGroup") -> Any:
+            try:
+                return function(group)
+            except BaseException:
+                barrier.abort()
+                raise
+
+        with ThreadPoolExecutor(size) as pool:
+            futures = [pool.submit(guarded, group) for group in groups]
+            return [future.result(timeout=60) for future in futures]
+
+    def _exchange(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        self._board[self.rank] = tensor.clone()
+        self._barrier.wait()
+        tensors = list(self._board)
+        self._barrier.wait()
+        return tensors
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.stack(self._exchange(tensor)).sum(0)
+
+    def all_gather(self, tensor: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        return torch.cat(self._exchange(tensor), dim)
+
+    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
+        return tensor.copy_(self._exchange(tensor)[source])

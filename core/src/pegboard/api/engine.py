@@ -207,7 +207,12 @@ class ModelRunner(Protocol):
         ...
 
     def initialize_kv(self, groups: Sequence[KVGroup], num_blocks: int) -> None:
-        """Allocate caches for `num_blocks` blocks and build metadata builders. Once."""
+        """Allocate caches for `num_blocks` blocks and build metadata builders. Once.
+
+        Tensor slot i is shared by the i-th layer of every group: one allocation of `num_blocks`
+        blocks a slot, as many slots as the largest group has layers. Block 0 is the null block:
+        it is in block tables where no query looks, and is never written.
+        """
         ...
 
     def warm_up(self) -> None:

@@ -1,6 +1,8 @@
 """KV groups: the layers that share one block table and one policy, and what a policy decides.
 
-Blocks of all groups have equal bytes, so that one pool serves them all.
+Blocks of all groups have equal bytes, so that one pool serves them all. A block belongs to one
+group at a time, so the groups lie over each other in the same memory: tensor slot i is shared by
+the i-th layer of every group.
 """
 
 from abc import ABC, abstractmethod
@@ -53,7 +55,8 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         group_type: the KV group type's name.
-        layers: layer indices; each has its own cache tensors, indexed by the shared block ids.
+        layers: layer indices; the i-th lives in tensor slot i, which it shares with the i-th
+            layer of every other group, indexed by the pool's block ids.
         block_size: tokens a block of this group.
         window: see `KVLayerNeed.window`.
     """

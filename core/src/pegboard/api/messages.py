@@ -134,6 +134,10 @@ class SchedulerOutput(msgspec.Struct, kw_only=True):
     The runner applies the fields in this order: `finished_rows`, `preempted_rows`,
     `new_requests`, `new_block_ids`, `blocks_to_zero`, `blocks_to_copy`, then the step itself.
 
+    A row may read blocks that another row writes in the same step (a prefix that both share): in
+    each layer, the whole step's keys and values are written before any row reads. After a step
+    that raised, rows may be named as finished that the runner never saw.
+
     Attributes:
         step_id: counts up by one; `StepOutput` answers with it.
         new_requests: rows that enter the batch (admitted or resumed).

@@ -136,7 +136,8 @@ class OpImplementationSpec(ComponentSpec, frozen=True, kw_only=True):
         if self.dtypes and query.dtype not in self.dtypes:
             reasons.append(f"dtype {query.dtype} is not of {', '.join(self.dtypes)}")
         if self.kv_layouts and query.kv_layout not in self.kv_layouts:
-            reasons.append(f"cannot write the KV layout {query.kv_layout or 'that is in use'!r}")
+            layout = query.kv_layout or "the one in use"
+            reasons.append(f"writes KV layout {', '.join(self.kv_layouts)}, not {layout}")
         return reasons
 
 

@@ -1,7 +1,7 @@
 """From the user's word on plugins to a catalog; and from a resolved list to the same catalog.
 
-    parent: discover → allow or deny → API check → import entry modules → validate → catalog
-    child:  import exactly what the parent resolved, verify it → validate → catalog
+parent: discover → allow or deny → API check → import entry modules → validate → catalog
+child:  import exactly what the parent resolved, verify it → validate → catalog
 """
 
 import importlib
@@ -67,8 +67,8 @@ def build_catalog(
         ConfigError: the settings contradict each other, or a plugin's options are wrong.
     """
     _check_settings(plugins)
-    installed = discover()
     required = _required(plugins, named)
+    installed = discover() if required or plugins.only != [] else []
     _check_required(required, installed)
     wanted = [p for p in installed if _is_allowed(p.name, plugins, required)]
     wanted += [
@@ -292,9 +292,7 @@ def _plugin_config(plugin: LoadedPlugin, process: str) -> Any:  # noqa: ANN401 -
         return msgspec.convert(options, struct)
     except msgspec.ValidationError as error:
         problem = describe_problem(struct, options, error)
-        raise ConfigError(
-            f"plugins.{name}.{problem} (--plugin-config {name}.key=value)"
-        ) from error
+        raise ConfigError(f"plugins.{name}.{problem} (--plugin-config {name}.key=value)") from error
 
 
 def _verify(expected: ResolvedPlugin, plugin: LoadedPlugin, process: str) -> None:
@@ -315,7 +313,8 @@ def _verify(expected: ResolvedPlugin, plugin: LoadedPlugin, process: str) -> Non
         if here != there:
             raise PluginLoadError(
                 f"plugin {expected.name!r} ({found.owner}) in process {process}: its {what} is "
-                f"{here!r} here but {there!r} in the parent; start all processes in one environment",
+                f"{here!r} here but {there!r} in the parent; "
+                "start every process in one environment",
                 plugin=expected.name,
                 distribution=expected.distribution,
                 version=expected.version,

@@ -175,8 +175,7 @@ def _losing(entry: Entry, winner: Entry, order: Sequence[str]) -> Verdict:
         reason = f"fits; {winner.name} has the same priority and comes first"
     else:
         reason = (
-            f"fits; priority {entry.spec.priority} is below "
-            f"{winner.name}'s {winner.spec.priority}"
+            f"fits; priority {entry.spec.priority} is below {winner.name}'s {winner.spec.priority}"
         )
     return _verdict(entry, fits=True, reason=reason)
 

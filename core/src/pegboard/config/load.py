@@ -137,7 +137,9 @@ class _Merge:
             table[name] = coerce(field, value) if field else value
             return
         if field is None or field.kind != "dict":
-            raise ConfigError(f"{path} is not a known option; {group}.{name} has no keys of its own")
+            raise ConfigError(
+                f"{path} is not a known option; {group}.{name} has no keys of its own"
+            )
         target = dict(table.get(name) or {})
         table[name] = target
         for part in inner[:-1]:

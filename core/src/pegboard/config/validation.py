@@ -36,7 +36,9 @@ def problem_path(error: msgspec.ValidationError) -> tuple[str, ...]:
 
 
 def describe_problem(
-    struct: type[msgspec.Struct], data: Any, error: msgspec.ValidationError  # noqa: ANN401
+    struct: type[msgspec.Struct],
+    data: Any,  # noqa: ANN401 -- builtins of any form
+    error: msgspec.ValidationError,
 ) -> str:
     """Say what is wrong: `max_num_seqs is 0; at least 1 is needed`.
 

@@ -170,7 +170,7 @@ class AttentionRig:
         slots: list[int] = []
         for sequence, new in work:
             end = start + new
-            slots += self._slots(sequence, new)
+            slots += self.slots(sequence, new)
             sequence.keys = torch.cat([sequence.keys, key[start:end].float()])
             sequence.values = torch.cat([sequence.values, value[start:end].float()])
             expected.append(
@@ -186,11 +186,12 @@ class AttentionRig:
             query = wide[:, 8 : 8 + layer.num_heads * layer.head_size].unflatten(
                 1, (layer.num_heads, layer.head_size)
             )
-        metadata = self._metadata(work, slots + [-1] * padding)
+        metadata = self.metadata(work, slots + [-1] * padding)
         self.impl.forward(query, key, value, self.cache, metadata, output)
         return output[:total], torch.cat(expected)
 
-    def _slots(self, sequence: RigSequence, new: int) -> list[int]:
+    def slots(self, sequence: RigSequence, new: int) -> list[int]:
+        """Return the slots of a sequence's next tokens, and give it the blocks they need."""
         needed = -(-(len(sequence) + new) // self.block_size)
         while len(sequence.blocks) < needed:
             sequence.blocks.append(self.free.pop())
@@ -204,7 +205,8 @@ class AttentionRig:
         first = 0 if window is None else max(0, len(sequence) - new - window + 1) // self.block_size
         return [0] * first + sequence.blocks[first:]
 
-    def _metadata(self, work: Sequence[tuple[RigSequence, int]], slots: list[int]) -> Any:  # noqa: ANN401
+    def metadata(self, work: Sequence[tuple[RigSequence, int]], slots: list[int]) -> Any:  # noqa: ANN401
+        """Return the backend's metadata of a step whose keys and values are noted already."""
         counts = torch.tensor([0, *(n for _, n in work)])
         tables = [self._visible(s, n) for s, n in work]
         width = max(map(len, tables)) + 2

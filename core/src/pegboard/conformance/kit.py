@@ -20,14 +20,14 @@ __all__ = [
     "run_checks",
 ]
 
-#: Kind (the hook's name) to the module that holds its checks.
-KINDS: dict[str, str] = {
-    "attention_backends": "pegboard.conformance.attention",
-    "executors": "pegboard.conformance.executor",
-    "model_architectures": "pegboard.conformance.model",
-    "model_loaders": "pegboard.conformance.loader",
-    "op_implementations": "pegboard.conformance.op",
-    "platforms": "pegboard.conformance.platform_kind",
+#: Kind (the hook's name) to the modules that hold its checks.
+KINDS: dict[str, tuple[str, ...]] = {
+    "attention_backends": ("pegboard.conformance.attention",),
+    "executors": ("pegboard.conformance.executor",),
+    "model_architectures": ("pegboard.conformance.model",),
+    "model_loaders": ("pegboard.conformance.loader",),
+    "op_implementations": ("pegboard.conformance.op", "pegboard.conformance.fused_write"),
+    "platforms": ("pegboard.conformance.platform_kind",),
 }
 
 
@@ -100,8 +100,8 @@ def load_target(target: str) -> Any:  # noqa: ANN401 -- whatever the target name
 
 def checks_of(kind: str) -> Sequence[Check]:
     """Return a kind's checks, in the order of its file; empty for kinds without any."""
-    if kind in KINDS:
-        import_module(KINDS[kind])
+    for module in KINDS.get(kind, ()):
+        import_module(module)
     return tuple(_REGISTERED.get(kind, ()))
 
 

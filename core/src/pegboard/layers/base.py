@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pegboard.api.ops import PackedWeights
 
-__all__ = ["Layer", "WeightSlot", "packed_bytes", "walk_layers", "weight_slots"]
+__all__ = ["Layer", "WeightSlot", "beside", "packed_bytes", "walk_layers", "weight_slots"]
 
 
 class WeightSlot:
@@ -52,6 +52,12 @@ class Layer:
     def packed_weights(self) -> Iterator[tuple[str, PackedWeights | Tensor]]:
         """Yield (name below this layer, weights) of what this layer itself holds once loaded."""
         yield from ()
+
+
+def beside(name: str, sibling: str) -> str:
+    """Return the name of what stands beside a layer called `name` in the checkpoint."""
+    parent = name.rpartition(".")[0]
+    return f"{parent}.{sibling}" if parent else sibling
 
 
 def walk_layers(layer: Layer, name: str = "") -> Iterator[tuple[str, Layer]]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pegboard.api.models import ModelContext
 from pegboard.api.ops import PackedWeights
-from pegboard.layers.base import Layer, WeightSlot
+from pegboard.layers.base import Layer, WeightSlot, beside
 from pegboard.layers.parallel import divide, divide_kv_heads
 from pegboard.ops.reference import Activation
 
@@ -83,10 +83,9 @@ class PackedLinear(Layer):
 
     def slots(self, name: str) -> Iterator[tuple[str, WeightSlot]]:
         """Each matrix, and each bias where there are any."""
-        parent = name.rpartition(".")[0]
         offset = 0
         for shard in self._shards:
-            path = name if not shard.name else f"{parent}.{shard.name}" if parent else shard.name
+            path = beside(name, shard.name) if shard.name else name
             yield f"{path}.weight", WeightSlot(shard.shape, self._store_weight(shard, offset))
             if self._bias:
                 slot = WeightSlot(shard.shape[:1], self._store_bias(shard, offset))

@@ -6,7 +6,7 @@ import msgspec
 from torch import Tensor
 
 from pegboard.api.errors import ModelError
-from pegboard.layers.base import Layer, weight_slots
+from pegboard.layers.base import Layer, WeightSlot, weight_slots
 
 __all__ = ["WeightMap", "load_weights"]
 
@@ -50,34 +50,56 @@ def load_weights(
         ModelError: tensors missing, unexpected, repeated or of a wrong shape, in one line.
     """
     weight_map = weight_map or WeightMap()
-    slots = weight_slots(model)
-    missing = {name for name, slot in slots.items() if not slot.optional}
-    loaded: set[str] = set()
-    faults: dict[str, list[str]] = {"unexpected": [], "repeated": [], "wrong shape": []}
+    intake = _Intake(weight_slots(model))
     for given_name, tensor in weights:
         name = weight_map.name(given_name)
-        if name is None:
-            continue
-        slot = slots.get(name)
+        if name is not None:
+            intake.take(name, given_name, tensor)
+        del tensor  # before the next is read
+    faults = intake.faults()
+    if faults:
+        raise ModelError(
+            f"the checkpoint does not fit {type(model).__name__}: {faults}; "
+            "check that its files are complete and belong to this configuration"
+        )
+
+
+class _Intake:
+    """Slots being filled, and what was wrong so far."""
+
+    def __init__(self, slots: dict[str, WeightSlot]) -> None:
+        self._slots = slots
+        self._missing = {name: None for name, slot in slots.items() if not slot.optional}
+        self._loaded: set[str] = set()
+        self._unexpected: list[str] = []
+        self._repeated: list[str] = []
+        self._misshapen: list[str] = []
+
+    def take(self, name: str, given_name: str, tensor: Tensor) -> None:
+        """Store a tensor in its slot, or note why not; `given_name` is the checkpoint's."""
+        slot = self._slots.get(name)
         if slot is None:
-            faults["unexpected"].append(given_name)
-        elif name in loaded:
-            faults["repeated"].append(given_name)
+            self._unexpected.append(given_name)
+        elif name in self._loaded:
+            self._repeated.append(given_name)
         else:
-            missing.discard(name)
-            loaded.add(name)
+            self._missing.pop(name, None)
+            self._loaded.add(name)
             if tuple(tensor.shape) == slot.shape:
                 slot.store(tensor)
             else:
-                wrong = f"{given_name} is {list(tensor.shape)}, not {list(slot.shape)}"
-                faults["wrong shape"].append(wrong)
-    faults = {"missing": [name for name in slots if name in missing], **faults}
-    if any(faults.values()):
-        listed = "; ".join(_listed(kind, names) for kind, names in faults.items() if names)
-        raise ModelError(
-            f"the checkpoint does not fit {type(model).__name__}: {listed}; "
-            "check that its files are complete and belong to this configuration"
-        )
+                shapes = f"is {list(tensor.shape)}, not {list(slot.shape)}"
+                self._misshapen.append(f"{given_name} {shapes}")
+
+    def faults(self) -> str:
+        """Return all that was wrong as part of a line; empty if nothing was."""
+        kinds = {
+            "missing": list(self._missing),
+            "unexpected": self._unexpected,
+            "repeated": self._repeated,
+            "wrong shape": self._misshapen,
+        }
+        return "; ".join(_listed(kind, names) for kind, names in kinds.items() if names)
 
 
 def _listed(kind: str, names: list[str]) -> str:

@@ -99,10 +99,10 @@ class AddsNoise(ChangedForward):
         output += torch.rand_like(output) * 1e-2 * torch.finfo(output.dtype).eps ** 0.5
 
 
-class OverwritesNeighbours(ChangedForward):
+class OverwritesNullBlock(ChangedForward):
     def around(self, inner, query, key, value, kv_cache, metadata, output) -> None:
         inner.forward(query, key, value, kv_cache, metadata, output)
-        kv_cache[0][-1] = 0
+        kv_cache[0][0] = torch.rand(())
 
 
 class LayoutLies(ReferenceBackend):

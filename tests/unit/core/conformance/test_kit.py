@@ -67,7 +67,7 @@ def test_reference_attention_passes(catalog: Catalog, seed: int) -> None:
         ("ForgetsLastToken", "decode_matches_dense_attention"),
         ("SwapsBlockTables", "mixed_batch_matches_dense_attention"),
         ("WritesPadding", "padding_is_not_written"),
-        ("OverwritesNeighbours", "padding_is_not_written"),
+        ("OverwritesNullBlock", "padding_is_not_written"),
         ("MixesUpKVHeads", "head_ratios_match_dense_attention"),
         ("AddsNoise", "same_step_gives_same_bits"),
         ("LayoutLies", "layout_is_consistent"),

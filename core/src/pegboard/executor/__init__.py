@@ -1,0 +1,1 @@
+"""Executors: who owns the worker fleet, and how steps reach it."""

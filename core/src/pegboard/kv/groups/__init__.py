@@ -1,0 +1,1 @@
+"""The core's own KV group types, one file each."""

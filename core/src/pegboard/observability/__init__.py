@@ -1,0 +1,1 @@
+"""Logs, the periodic line of numbers, start phases, and the step timeline."""
