@@ -16,7 +16,12 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from pegboard.api.attention import AttentionBackendConfig, AttentionLayer, CommonAttentionMetadata
+from pegboard.api.attention import (
+    AttentionBackend,
+    AttentionBackendConfig,
+    AttentionLayer,
+    CommonAttentionMetadata,
+)
 from pegboard.api.errors import ModelError
 from pegboard.api.forward_context import ForwardContext, enter_forward_context
 from pegboard.api.kv import KVGroup, KVLayerNeed
@@ -157,12 +162,14 @@ class SimpleModelContext:
         config: Mapping[str, Any],
         *,
         dtype: torch.dtype = torch.float32,
+        kv_dtype: torch.dtype | None = None,
         ops: ResolvedOpTable | None = None,
         tensor_parallel: Any = None,
         max_model_len: int | None = None,
     ) -> None:
         self.config = config
         self.dtype = dtype
+        self.kv_dtype = kv_dtype or dtype
         self.device = torch.device("cpu")
         self.ops = ops or reference_ops()
         self.tensor_parallel = tensor_parallel or LocalGroup()
@@ -180,11 +187,20 @@ class SimpleModelContext:
 class PagedDriver:
     """Runs steps of a model over a paged cache, its blocks handed out in random order.
 
+    The caches start as NaN, so that a slot nobody wrote cannot go unnoticed.
+
     Attributes:
         sequences: name to the token ids computed so far.
     """
 
-    def __init__(self, model: Any, context: SimpleModelContext, *, block_size: int = 4) -> None:
+    def __init__(
+        self,
+        model: Any,
+        context: SimpleModelContext,
+        *,
+        block_size: int = 4,
+        backend_class: type[AttentionBackend] = ReferenceBackend,
+    ) -> None:
         self.model = model
         self.context = context
         self.block_size = block_size
@@ -193,12 +209,11 @@ class PagedDriver:
         self._max_blocks = -(-context.max_model_len // block_size)
         num_blocks = 4 * self._max_blocks
         self._free = torch.randperm(num_blocks - 1).add(1).tolist()
-        dtype = _DTYPES[context.dtype]
-        backend = ReferenceBackend(
+        backend = backend_class(
             ComponentContext(plugin="builtin"),
             AttentionBackendConfig(
-                dtype=dtype,
-                kv_dtype=dtype,
+                dtype=_DTYPES[context.dtype],
+                kv_dtype=_DTYPES[context.kv_dtype],
                 device="cpu",
                 block_size=block_size,
                 max_num_reqs=8,
@@ -212,7 +227,7 @@ class PagedDriver:
         self._builder = backend.metadata_builder(group)
         self._caches = [
             tuple(
-                torch.full(shape, torch.nan, dtype=context.dtype)
+                torch.full(shape, torch.nan, dtype=context.kv_dtype)
                 for shape in backend.kv_layout(layer, num_blocks).shapes
             )
             for layer, _, _ in layers

@@ -19,6 +19,7 @@ from pegboard.layers.base import Layer, WeightSlot, beside
 from pegboard.layers.norm import RMSNorm
 from pegboard.layers.parallel import divide, divide_kv_heads
 from pegboard.layers.rotary import Rotary
+from pegboard.ops.attention import traced_attention
 
 __all__ = ["Attention"]
 
@@ -97,7 +98,7 @@ class Attention(Layer):
         self._attend = context.ops["attention"]
         can_fuse = rotary is not None and causal
         self._rope_and_write = context.ops.get("rope_and_write_kv") if can_fuse else None
-        context.add_attention(self.layer, self._need(context.dtype), self.sinks)
+        context.add_attention(self.layer, self._need(context.kv_dtype), self.sinks)
 
     def __call__(self, qkv: Tensor, positions: Tensor) -> Tensor:
         """Attend.
@@ -156,7 +157,8 @@ class Attention(Layer):
         if self._rotary is not None:
             table, interleaved = self._rotary.cos_sin, self._rotary.interleaved
             self._rotate(query, key, positions, table, interleaved)
-        self._attend(query, key, value, output, self._index)
+        attend = traced_attention if torch.compiler.is_compiling() else self._attend
+        attend(query, key, value, output, self._index)
 
     def _need(self, dtype: torch.dtype) -> KVLayerNeed | None:
         if not self.layer.causal:

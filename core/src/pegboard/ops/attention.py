@@ -7,8 +7,11 @@ has in this step.
 from torch import Tensor
 
 from pegboard.api.forward_context import forward_context
+from pegboard.ops.registration import torch_operator
 
-__all__ = ["attention"]
+__all__ = ["ATTENTION_SCHEMA", "attention", "traced_attention"]
+
+ATTENTION_SCHEMA = "(Tensor query, Tensor? key, Tensor? value, Tensor(a!) output, int layer) -> ()"
 
 
 def attention(
@@ -33,3 +36,7 @@ def attention(
         output.zero_()
         return
     context.attention[layer].forward(query, key, value, context.kv_caches[layer], metadata, output)
+
+
+#: `attention` as the torch operator `pegboard::attention`, for graphs that are being traced.
+traced_attention = torch_operator("pegboard::attention", ATTENTION_SCHEMA, attention)

@@ -8,39 +8,37 @@ from typing import Any
 
 import torch
 
-from pegboard.api.ops import OpDefinition
-
 __all__ = ["torch_operator"]
 
 
 def torch_operator(
-    namespace: str,
-    definition: OpDefinition,
+    name: str,
+    schema: str,
     implementation: Callable[..., Any],
     fake: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
-    """Register an implementation as `namespace::op`, once a process, and return the operator.
+    """Register an implementation under `name`, once a process, and return the operator.
 
     Args:
-        namespace: the implementer's own, such as "myorg".
-        definition: of an op whose arguments are torch's (not one that packs).
-        implementation: with the definition's signature; used for every device.
+        name: "namespace::op", in the implementer's own namespace, such as "myorg::rms_norm".
+        schema: as in `OpDefinition.schema`, of torch's types; ops that pack have none.
+        implementation: with that signature; used for every device.
         fake: gives result shapes; None if the op only mutates its arguments.
 
     Raises:
-        ValueError: the definition packs, or returns something and there is no fake.
+        ValueError: the schema speaks of packed weights, or returns something without a fake.
     """
-    if definition.packs:
-        raise ValueError(f"op {definition.name!r} packs weights, which torch.library cannot pass")
-    returns = definition.schema.rpartition("->")[2].strip() != "()"
-    if returns and fake is None:
-        raise ValueError(f"op {definition.name!r} returns a tensor; a fake must give its shape")
-    name = f"{namespace}::{definition.name}"
-    if not hasattr(getattr(torch.ops, namespace), definition.name):
-        torch.library.define(name, definition.schema)
+    if "PackedWeights" in schema:
+        raise ValueError(f"{name} packs weights, which torch.library cannot pass")
+    if fake is None and schema.rpartition("->")[2].strip() != "()":
+        raise ValueError(f"{name} returns a tensor; a fake must give its shape")
+    namespace, _, op = name.partition("::")
+    operators = getattr(torch.ops, namespace)
+    if not hasattr(operators, op):
+        torch.library.define(name, schema)
         torch.library.impl(name, "CompositeExplicitAutograd")(implementation)
         torch.library.register_fake(name)(fake or _nothing)
-    return getattr(getattr(torch.ops, namespace), definition.name).default
+    return getattr(operators, op).default
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401 -- any op's arguments

@@ -28,6 +28,7 @@ class WorkerModelContext:
         *,
         config: Mapping[str, Any],
         dtype: torch.dtype,
+        kv_dtype: torch.dtype,
         device: torch.device,
         ops: OpTable,
         tensor_parallel: ProcessGroup,
@@ -36,6 +37,7 @@ class WorkerModelContext:
         """Keep what the model reads."""
         self.config = config
         self.dtype = dtype
+        self.kv_dtype = kv_dtype
         self.device = device
         self.ops = ops
         self.tensor_parallel = tensor_parallel

@@ -1,15 +1,16 @@
 """The platform `cpu`: threads, memory and dtypes of the processor."""
 
 import logging
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from pegboard.api.errors import ConfigError
 from pegboard.api.platforms import MemoryInfo, Platform
 from pegboard_cpu.config import CpuConfig
 from pegboard_cpu.cores import memory_limits, resident_bytes, usable_cores
 from pegboard_kernels import Isa, KernelError, KernelLibrary, KernelsUnavailableError, load
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["CpuPlatform"]
 
@@ -37,12 +38,14 @@ class CpuPlatform(Platform):
         """The kernels' dtypes, then the one that only references compute in."""
         return ("bfloat16", "float32", "float16")
 
-    def open_device(self, local_rank: int, local_world_size: int) -> torch.device:
+    def open_device(self, local_rank: int, local_world_size: int) -> "torch.device":
         """Start the kernels' threads; torch keeps one where they are used.
 
         Raises:
             ConfigError: the instruction set that was asked for cannot be used.
         """
+        import torch
+
         del local_rank
         self._num_threads = self.options.threads or max(1, usable_cores() // local_world_size)
         try:

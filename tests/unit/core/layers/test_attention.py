@@ -86,7 +86,7 @@ def test_it_needs_a_forward_pass() -> None:
 
 
 def test_it_declares_itself_and_its_need() -> None:
-    context = SimpleModelContext(CONFIG, dtype=torch.bfloat16)
+    context = SimpleModelContext(CONFIG, dtype=torch.bfloat16, kv_dtype=torch.float32)
     Attention(context, 0, 4, 2, 8, v_head_size=6, soft_cap=30.0)
     Attention(context, 1, 4, 2, 8, sliding_window=5, scale=0.5)
     Attention(context, 2, 4, 2, 8, causal=False)
@@ -98,7 +98,7 @@ def test_it_declares_itself_and_its_need() -> None:
     assert window_need is not None
     assert full.scale == pytest.approx(8**-0.5)
     assert full.soft_cap == 30.0
-    assert (full_need.group_type, full_need.bytes_per_token) == ("full", 2 * (8 + 6) * 2)
+    assert (full_need.group_type, full_need.bytes_per_token) == ("full", 2 * (8 + 6) * 4)
     assert sliding.scale == 0.5
     assert (window_need.group_type, window_need.window) == ("sliding_window", 5)
     assert not encoder.causal

@@ -5,9 +5,9 @@ import importlib
 import pytest
 import torch
 
-from pegboard.api.ops import OpDefinition
 from pegboard.builtin.plugin import op_definitions
 from pegboard.ops import reference
+from pegboard.ops.attention import ATTENTION_SCHEMA, traced_attention
 from pegboard.ops.registration import torch_operator
 
 DEFINITIONS = {definition.name: definition for definition in op_definitions()}
@@ -21,7 +21,8 @@ def attribute(target: str):
 def registered(name: str):
     definition = DEFINITIONS[name]
     fake = attribute(definition.fake) if definition.fake else None
-    return torch_operator("pegboard_test", definition, attribute(definition.target), fake)
+    name = f"pegboard_test::{definition.name}"
+    return torch_operator(name, definition.schema, attribute(definition.target), fake)
 
 
 def arguments(name: str) -> tuple:
@@ -70,6 +71,10 @@ def test_a_graph_holds_the_operator_as_one_call() -> None:
 def test_what_torch_cannot_call_is_refused() -> None:
     with pytest.raises(ValueError, match="packs"):
         registered("linear")
-    definition = OpDefinition(name="twin", target="a:b", schema="(Tensor x) -> Tensor")
     with pytest.raises(ValueError, match="fake"):
-        torch_operator("pegboard_test", definition, lambda x: x)
+        torch_operator("pegboard_test::twin", "(Tensor x) -> Tensor", lambda x: x)
+
+
+def test_attention_is_registered_as_it_is_defined() -> None:
+    assert DEFINITIONS["attention"].schema == ATTENTION_SCHEMA
+    assert traced_attention is torch.ops.pegboard.attention.default

@@ -264,3 +264,37 @@ def test_gemma3_takes_the_text_model_out_of_a_checkpoint_with_images(tmp_path: P
     got = PagedDriver(model, context).step({"a": tokens})["a"]
 
     assert difference(got, checkpoint.logits(tokens)) <= FLOAT32
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_a_compiler_splits_the_model_at_attention(family: str, tmp_path: Path) -> None:
+    checkpoint = Checkpoint.make(tmp_path, family)
+    tokens = some_tokens(20)
+    model, context = build(checkpoint.config)
+    model.load_weights(checkpoint.weights())
+    calls = []
+
+    def count(graph: torch.fx.GraphModule, inputs: list):
+        attention = torch.ops.pegboard.attention.default
+        calls.append(sum(node.target is attention for node in graph.graph.nodes))
+        return graph.forward
+
+    driver = PagedDriver(model, context)
+    compiled = torch.compile(model.__call__, backend=count, fullgraph=True, dynamic=True)
+    driver.model = Forwarded(compiled, model)
+
+    got = torch.cat([driver.step({"a": part})["a"] for part in (tokens[:9], tokens[9:])])
+
+    assert difference(got, checkpoint.logits(tokens)) <= FLOAT32
+    assert set(calls) == {3}
+
+
+class Forwarded:
+    """A compiled forward pass with the model's own head."""
+
+    def __init__(self, forward, model) -> None:
+        self._forward = forward
+        self.compute_logits = model.compute_logits
+
+    def __call__(self, *args: torch.Tensor) -> torch.Tensor:
+        return self._forward(*args)
