@@ -122,16 +122,16 @@ def test_rotary_order_is_undone_exactly() -> None:
     assert (undo_rotary_order(converter_order(weights, 3), 3) == weights).all()
 
 
-def test_default_model_equals_the_formats_own_library(smollm2_gguf: Path, tmp_path: Path) -> None:
-    result = loaded(loader(tmp_path), describe_gguf(smollm2_gguf))
-    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(smollm2_gguf).tensors}
-    assert len(result) == len(stored)
-    assert not any(torch.isnan(values).any() for values in result.values())
-    for name, stored_name in {
+def test_default_model_equals_the_formats_own_library(smollm2_gguf: Path) -> None:
+    wanted = {
         "model.embed_tokens.weight": "token_embd.weight",
         "model.layers.7.mlp.down_proj.weight": "blk.7.ffn_down.weight",
         "model.layers.29.self_attn.v_proj.weight": "blk.29.attn_v.weight",
-    }.items():
+    }
+    weights = loader(None).weights(describe_gguf(smollm2_gguf), torch.float32)
+    result = {name: tensor for name, tensor in weights if name in wanted}
+    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(smollm2_gguf).tensors}
+    for name, stored_name in wanted.items():
         tensor = stored[stored_name]
         expected = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         np.testing.assert_array_equal(result[name].numpy(), expected)
