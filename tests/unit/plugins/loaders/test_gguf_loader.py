@@ -17,6 +17,7 @@ from pegboard.api.models import ModelDescription
 from pegboard.api.plugin import ComponentContext
 from pegboard_loaders.gguf.architectures import undo_rotary_order
 from pegboard_loaders.gguf.loader import GgufLoader
+from pegboard_loaders.gguf.reader import GgufFile
 
 FAMILIES = ["llama", "qwen2", "qwen3", "gemma3"]
 
@@ -130,10 +131,11 @@ def test_default_model_equals_the_formats_own_library(smollm2_gguf: Path) -> Non
     }
     weights = loader(None).weights(describe_gguf(smollm2_gguf), torch.float32)
     result = {name: tensor for name, tensor in weights if name in wanted}
-    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(smollm2_gguf).tensors}
+    file = GgufFile(smollm2_gguf)
     for name, stored_name in wanted.items():
-        tensor = stored[stored_name]
-        expected = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        tensor = file.tensors[stored_name]
+        stored = file.tensor_bytes(tensor).reshape(tensor.shape[0], -1)
+        expected = gguf.quants.dequantize(stored, gguf.GGMLQuantizationType[tensor.type.name])
         np.testing.assert_array_equal(result[name].numpy(), expected)
 
 
