@@ -24,6 +24,7 @@ from pegboard.api.messages import (
     UtilityCall,
     UtilityResult,
 )
+from pegboard.api.observers import StatLogger
 from pegboard.api.outputs import RequestOutput
 from pegboard.api.renderers import Renderer
 from pegboard.api.sampling_params import SamplingParams
@@ -161,6 +162,11 @@ class AsyncLLM:
     def stats(self) -> SchedulerStats:
         """The newest the engine core has sent."""
         return self._frontend.stats
+
+    @property
+    def stat_loggers(self) -> Sequence[StatLogger]:
+        """What receives this engine's numbers. After `start`."""
+        return self._frontend.stat_loggers
 
     @property
     def num_open(self) -> int:

@@ -159,6 +159,11 @@ class Frontend:
         detail = f" ({progress.detail})" if progress.detail else ""
         self._progress(f"{progress.phase}: {progress.seconds:.2f} s{detail}")
 
+    @property
+    def stat_loggers(self) -> list[StatLogger]:
+        """What receives the numbers."""
+        return [stat_logger for _, stat_logger in self._loggers]
+
     def record(self, iteration: IterationStats) -> None:
         """Hand a batch's numbers to every stat logger; one that raises is confined."""
         for entry, stat_logger in self._loggers:
