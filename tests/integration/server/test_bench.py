@@ -7,11 +7,11 @@ import sys
 import threading
 
 import pytest
+from tests.support.served import serve
 
 from pegboard.api.errors import EngineDead
 from pegboard.cli.bench_memory import MemorySampler
 from pegboard.cli.main import main
-from tests.support.served import serve
 
 
 def long_answers(client):

@@ -32,10 +32,10 @@ Workloads (requests, prompt words, output tokens):
 {workloads}
 
 Prompts are fresh in every run, so that a prefix cache does not answer for an earlier one;
---prompt-seed repeats a run's. Token counts are the server's own. With --command the server is started first
-and stopped at the end (coldstart needs it). With --alternate-url the same prompts go to a second
-server in turn, round by round, and the ratio of the medians is shown: the only comparison that
-holds on a shared machine."""
+--prompt-seed repeats a run's. Token counts are the server's own. With --command the server is
+started first and stopped at the end (coldstart needs it). With --alternate-url the same prompts
+go to a second server in turn, round by round, and the ratio of the medians is shown: the only
+comparison that holds on a shared machine."""
 
 
 class Bench(CliCommand):

@@ -218,7 +218,7 @@ def _owner(chosen: dict[str, Any], kind: str) -> str:
 
 
 def _plugin(plugin: dict[str, Any]) -> str:
-    acts = "*" if plugin["enabled"] and plugin["name"] != "builtin" else ""
+    acts = " (acts)" if plugin["enabled"] and plugin["name"] != "builtin" else ""
     return f"{plugin['name']} {plugin['version']}{acts}"
 
 

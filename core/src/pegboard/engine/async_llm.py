@@ -164,9 +164,9 @@ class AsyncLLM:
         return self._frontend.stats
 
     @property
-    def stat_loggers(self) -> Sequence[StatLogger]:
-        """What receives this engine's numbers. After `start`."""
-        return self._frontend.stat_loggers
+    def stat_loggers(self) -> list[StatLogger]:
+        """Those of plugins enabled by name, in catalog order. After `start`."""
+        return [stat_logger for _, stat_logger in self._frontend.loggers]
 
     @property
     def num_open(self) -> int:

@@ -92,7 +92,7 @@ class Frontend:
         self.outputs = OutputProcessor(
             self.tokenizer, stream_interval=self.config.scheduler.stream_interval
         )
-        self._loggers = [
+        self.loggers = [
             (entry, self.catalog.create(entry, config=self.config))
             for entry in self.catalog.acting("stat_loggers")
         ]
@@ -159,14 +159,9 @@ class Frontend:
         detail = f" ({progress.detail})" if progress.detail else ""
         self._progress(f"{progress.phase}: {progress.seconds:.2f} s{detail}")
 
-    @property
-    def stat_loggers(self) -> list[StatLogger]:
-        """What receives the numbers."""
-        return [stat_logger for _, stat_logger in self._loggers]
-
     def record(self, iteration: IterationStats) -> None:
         """Hand a batch's numbers to every stat logger; one that raises is confined."""
-        for entry, stat_logger in self._loggers:
+        for entry, stat_logger in self.loggers:
             try:
                 with self.catalog.guard.calling(
                     entry.plugin, "stat_loggers.record", scope="plugin"

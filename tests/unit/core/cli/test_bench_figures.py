@@ -1,5 +1,6 @@
 """Definitions of the figures, on numbers worked out by hand."""
 
+import itertools
 import random
 
 import pytest
@@ -13,7 +14,7 @@ from pegboard.cli.main import main
 def times(start, events, tokens, cached=None, error=None):
     made = RequestTimes()
     made.start, made.first, made.last = start, events[0], events[-1]
-    made.gaps = [b - a for a, b in zip(events, events[1:], strict=False)]
+    made.gaps = [b - a for a, b in itertools.pairwise(events)]
     made.num_prompt_tokens, made.num_output_tokens = 10, tokens
     made.num_cached_tokens, made.error = cached, error
     return made
