@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.arithmetic_parts import ByteTokenizer
 from tests.support.checkpoints import describe_gguf, smollm2_gguf
-from tests.support.fake_parts import ByteTokenizer
 from tests.support.texts import TEXTS
 
 from pegboard.api.plugin import ComponentContext

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.fake_engine import fake_config
-from tests.support.fake_parts import EOS, VOCAB_SIZE
+from tests.support.arithmetic import fake_config
+from tests.support.arithmetic_parts import EOS, VOCAB_SIZE
 
 from pegboard.api.engine import TextPrompt, TokensPrompt
 from pegboard.api.errors import ContextLength, InvalidRequest

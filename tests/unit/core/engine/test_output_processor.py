@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.fake_engine import fake_config
-from tests.support.fake_parts import EOS
+from tests.support.arithmetic import fake_config
+from tests.support.arithmetic_parts import EOS
 
 from pegboard.api.engine import TextPrompt
 from pegboard.api.errors import EngineDead, StepError

@@ -15,8 +15,8 @@ def platforms() -> list[PlatformSpec]:
     return [
         PlatformSpec(
             name="fake",
-            target="tests.support.fake_parts:FakePlatform",
-            detect="tests.support.fake_parts:detect",
+            target="tests.support.arithmetic_parts:FakePlatform",
+            detect="tests.support.arithmetic_parts:detect",
             device_type="cpu",
             priority=100,
         )
@@ -26,34 +26,34 @@ def platforms() -> list[PlatformSpec]:
 @hookimpl
 def executors() -> list[ExecutorSpec]:
     return [
-        ExecutorSpec(name="fake", target="tests.support.fake_executor:FakeExecutor", priority=-1),
+        ExecutorSpec(name="fake", target="tests.support.arithmetic_executor:FakeExecutor", priority=-1),
         ExecutorSpec(
-            name="broken", target="tests.support.fake_executor:BrokenExecutor", priority=-2
+            name="broken", target="tests.support.arithmetic_executor:BrokenExecutor", priority=-2
         ),
     ]
 
 
 @hookimpl
 def tokenizers() -> list[TokenizerSpec]:
-    return [TokenizerSpec(name="bytes", target="tests.support.fake_parts:ByteTokenizer")]
+    return [TokenizerSpec(name="bytes", target="tests.support.arithmetic_parts:ByteTokenizer")]
 
 
 @hookimpl
 def config_readers() -> list[ConfigReaderSpec]:
     return [
         ConfigReaderSpec(
-            name="fake", target="tests.support.fake_parts:FakeReader", suffixes=(".fake",)
+            name="fake", target="tests.support.arithmetic_parts:FakeReader", suffixes=(".fake",)
         )
     ]
 
 
 @hookimpl
 def model_loaders() -> list[ModelLoaderSpec]:
-    return [ModelLoaderSpec(name="none", target="tests.support.fake_parts:no_loader")]
+    return [ModelLoaderSpec(name="none", target="tests.support.arithmetic_parts:no_loader")]
 
 
 @hookimpl
 def model_architectures() -> list[ModelArchitectureSpec]:
     return [
-        ModelArchitectureSpec(name="FakeForCausalLM", target="tests.support.fake_parts:no_model")
+        ModelArchitectureSpec(name="FakeForCausalLM", target="tests.support.arithmetic_parts:no_model")
     ]

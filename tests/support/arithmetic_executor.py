@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from tests.support.fake_parts import VOCAB_SIZE
+from tests.support.arithmetic_parts import VOCAB_SIZE
 
 from pegboard.api.engine import Executor, StepHandle
 from pegboard.api.errors import ModelError, StepError, WorkerError
