@@ -72,6 +72,7 @@ class FakeExecutor(Executor):
     def execute(self, step: SchedulerOutput) -> StepHandle:
         if self._fail_next == "execute":
             self._fail_next = ""
+            self._pool.submit(self._update_rows, step).result()
             raise StepError("the step was told to fail")
         return Handle(step)
 
@@ -81,11 +82,7 @@ class FakeExecutor(Executor):
 
     def _run(self, step: SchedulerOutput) -> StepOutput:
         self._gate.wait(30)
-        for row in (*step.finished_rows, *step.preempted_rows):
-            del self._rows[row]
-        for new in step.new_requests:
-            assert new.row not in self._rows, f"row {new.row} is taken"
-            self._rows[new.row] = Row(new.token_ids, new.num_computed_tokens, new.sampling)
+        self._update_rows(step)
         fail, self._fail_next = self._fail_next, ""
         output = StepOutput(step_id=step.step_id)
         for row_id, count in zip(step.rows, step.num_scheduled_tokens, strict=True):
@@ -106,6 +103,13 @@ class FakeExecutor(Executor):
         if fail == "fault" and step.rows:
             output.faults[step.rows[0]] = "the row was told to fail"
         return output
+
+    def _update_rows(self, step: SchedulerOutput) -> None:
+        for row in (*step.finished_rows, *step.preempted_rows):
+            del self._rows[row]
+        for new in step.new_requests:
+            assert new.row not in self._rows, f"row {new.row} is taken"
+            self._rows[new.row] = Row(new.token_ids, new.num_computed_tokens, new.sampling)
 
     def collective_rpc(
         self, method: str, args: Sequence[Any] = (), timeout_s: float | None = None

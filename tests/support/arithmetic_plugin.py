@@ -26,7 +26,9 @@ def platforms() -> list[PlatformSpec]:
 @hookimpl
 def executors() -> list[ExecutorSpec]:
     return [
-        ExecutorSpec(name="fake", target="tests.support.arithmetic_executor:FakeExecutor", priority=-1),
+        ExecutorSpec(
+            name="fake", target="tests.support.arithmetic_executor:FakeExecutor", priority=-1
+        ),
         ExecutorSpec(
             name="broken", target="tests.support.arithmetic_executor:BrokenExecutor", priority=-2
         ),
@@ -55,5 +57,7 @@ def model_loaders() -> list[ModelLoaderSpec]:
 @hookimpl
 def model_architectures() -> list[ModelArchitectureSpec]:
     return [
-        ModelArchitectureSpec(name="FakeForCausalLM", target="tests.support.arithmetic_parts:no_model")
+        ModelArchitectureSpec(
+            name="FakeForCausalLM", target="tests.support.arithmetic_parts:no_model"
+        )
     ]
