@@ -222,7 +222,8 @@ def _explanation(kind: str, question: str, verdicts: Sequence[Verdict], flag: st
 def merge_reports(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Join the reports of several processes: a component is unused if every process says so.
 
-    The first report's plugins stand for all, since children load exactly those.
+    The first report's plugins and choices stand before those of the others: children load exactly
+    the same plugins, and are told by name what the parent chose.
     """
     first = reports[0]
     unused = {
@@ -231,7 +232,7 @@ def merge_reports(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
     return {
         "plugins": first["plugins"],
-        "chosen": {key: value for r in reports for key, value in r["chosen"].items()},
+        "chosen": {key: value for r in reversed(reports) for key, value in r["chosen"].items()},
         "unused": {plugin: names for plugin, names in unused.items() if names},
         "fell_back": [line for r in reports for line in r["fell_back"]],
         "failed": first["failed"],

@@ -186,7 +186,7 @@ def test_doctor_fails_on_a_broken_plugin(capsys, listed):
 
 
 def test_new_writes_a_package_that_loads_and_passes_its_test(capsys, listed, tmp_path):
-    status, out, _ = run(capsys, "plugins", "new", "myorg_forbid", "--directory", str(tmp_path))
+    status, _, _ = run(capsys, "plugins", "new", "myorg_forbid", "--directory", str(tmp_path))
     assert status == 0
     root = tmp_path / "myorg-forbid"
     listed.declare("myorg_forbid", "myorg_forbid.plugin", version="0.1.0")
