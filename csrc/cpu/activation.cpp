@@ -16,7 +16,7 @@ void activate(const ActivationArgs& args) {
       const T* x = static_cast<const T*>(args.x) + row * args.x_stride;
       T* out = static_cast<T*>(args.out) + row * args.out_stride;
       for (int64_t c = 0; c < args.cols; c += kLanes) {
-        const int lanes = static_cast<int>(min_of<int64_t>(kLanes, args.cols - c));
+        const int64_t lanes = args.cols - c;
         const V gate = load_as(x + c, lanes), up = load_as(x + args.cols + c, lanes);
         store_as(out + c, mul(args.epilogue == PGK_SILU_MUL ? silu(gate) : gelu_tanh(gate), up), lanes);
       }

@@ -281,9 +281,9 @@ class Attention {
       const V keep = is_first ? set1(0.0f) : exp2(set1(maxima(into)[r] - top));
       const V take = exp2(set1(maxima(from)[r] - top));
       for (int64_t d = 0; d < args_.head_size; d += kLanes) {
-        const int lanes = static_cast<int>(min_of<int64_t>(kLanes, args_.head_size - d));
-        const V old = is_first ? set1(0.0f) : mul(load_n(to + d, lanes), keep);
-        store_n(to + d, fma(load_n(add_from + d, lanes), take, old), lanes);
+        const int64_t lanes = args_.head_size - d;
+        const V old = is_first ? set1(0.0f) : mul(load_as(to + d, lanes), keep);
+        store_as(to + d, fma(load_as(add_from + d, lanes), take, old), lanes);
       }
       float scaled[kLanes];
       store(scaled, fma(set1(sums(from)[r]), take, mul(set1(sums(into)[r]), keep)));
@@ -321,8 +321,8 @@ class Attention {
       const float sum = sums(partial)[r];
       const V factor = set1(normaliser(maxima(partial)[r], sum, kv_head * group_ + row % group_));
       for (int64_t d = 0; d < args_.head_size; d += kLanes) {
-        const int lanes = static_cast<int>(min_of<int64_t>(kLanes, args_.head_size - d));
-        const V value = sum == 0.0f ? set1(0.0f) : mul(load_n(values(partial) + r * args_.head_size + d, lanes), factor);
+        const int64_t lanes = args_.head_size - d;
+        const V value = sum == 0.0f ? set1(0.0f) : mul(load_as(values(partial) + r * args_.head_size + d, lanes), factor);
         store_as(out + d, value, lanes);
       }
     }

@@ -38,11 +38,15 @@ struct Step<float> {
   PGK_INLINE V accumulate(V acc, const A& a, const B& b) { return fma(a, b, acc); }
 };
 
-constexpr int kMaxPanels = 4;
+// Memory that will be needed next, fetched into the second-level cache on the way: `bytes` further each step.
+struct Ahead {
+  const char* at = nullptr;
+  int64_t bytes = 0;
+};
 
-template <class T, int kRows, int kPanels>
+template <class T, int kRows, int kPanels, bool kAhead>
 static void panels_kernel(const T* a, int64_t a_stride, const T* const* panels, int64_t step_stride, int64_t steps,
-                          float* c, int64_t c_stride) {
+                          float* c, int64_t c_stride, Ahead ahead) {
   using S = Step<T>;
   V acc[kRows][kPanels];
   for (int r = 0; r < kRows; ++r)
@@ -50,10 +54,14 @@ static void panels_kernel(const T* a, int64_t a_stride, const T* const* panels, 
   const T* b[kPanels];
   for (int p = 0; p < kPanels; ++p) b[p] = panels[p];
   for (int64_t s = 0; s < steps; ++s) {
+    if (kAhead) {
+      __builtin_prefetch(ahead.at + s * ahead.bytes, 0, 2);
+      __builtin_prefetch(ahead.at + s * ahead.bytes + 64, 0, 2);
+    }
     typename S::B weights[kPanels];
 #pragma GCC unroll 8
     for (int p = 0; p < kPanels; ++p) weights[p] = S::load_b(b[p] + s * step_stride);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
       const typename S::A x = S::load_a(a + r * a_stride + s * S::kWidth);
 #pragma GCC unroll 8
@@ -82,7 +90,7 @@ static void segments_kernel(const T* a, int64_t a_stride, const T* const* segmen
         const T* from = b + s * step_stride + p * kLanes * S::kWidth;
         values[p] = kTail && p == kPanels - 1 ? S::load_b(from, tail) : S::load_b(from);
       }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         const typename S::A x = S::load_a(a + r * a_stride + (done + s) * S::kWidth);
 #pragma GCC unroll 8
@@ -100,42 +108,63 @@ static void segments_kernel(const T* a, int64_t a_stride, const T* const* segmen
     }
 }
 
-// Rows are handled in equal groups of at most kMaxRows.
+// Rows are handled in groups as equal as can be, of at most kMaxRows.
 PGK_INLINE int next_rows(int64_t left) { return static_cast<int>(ceil_div(left, ceil_div(left, kMaxRows))); }
+PGK_INLINE int64_t row_groups(int64_t rows) { return ceil_div(rows, kMaxRows); }
 
-#define PGK_FOR_ROWS(rows, CALL) \
-  switch (rows) {                \
-    case 1: CALL(1); break;      \
-    case 2: CALL(2); break;      \
-    case 3: CALL(3); break;      \
-    case 4: CALL(4); break;      \
-    case 5: CALL((kMaxRows >= 5 ? 5 : 1)); break; \
-    default: CALL((kMaxRows >= 6 ? 6 : 1)); break; \
+// Calls `Kernel<rows>::run(arguments...)`, rows a constant.
+template <template <int> class Kernel, class... Args>
+PGK_INLINE void for_rows(int rows, Args... args) {
+  switch (rows) {
+    case 1: return Kernel<1>::run(args...);
+    case 2: return Kernel<2>::run(args...);
+    case 3: return Kernel<min_of(3, kMaxRows)>::run(args...);
+    case 4: return Kernel<min_of(4, kMaxRows)>::run(args...);
+    case 5: return Kernel<min_of(5, kMaxRows)>::run(args...);
+    case 6: return Kernel<min_of(6, kMaxRows)>::run(args...);
+    case 7: return Kernel<min_of(7, kMaxRows)>::run(args...);
+    default: return Kernel<min_of(8, kMaxRows)>::run(args...);
   }
+}
 
-template <class T>
+template <class T, int kPanels, bool kAhead>
+struct Panels {
+  template <int kRows>
+  struct Kernel {
+    PGK_INLINE void run(const T* a, int64_t a_stride, const T* const* panels, int64_t step_stride, int64_t steps,
+                        float* c, int64_t c_stride, Ahead ahead) {
+      panels_kernel<T, kRows, kPanels, kAhead>(a, a_stride, panels, step_stride, steps, c, c_stride, ahead);
+    }
+  };
+};
+
+template <class T, int kPanels, bool kTail>
+struct Segments {
+  template <int kRows>
+  struct Kernel {
+    PGK_INLINE void run(const T* a, int64_t a_stride, const T* const* segments, int64_t segment_steps, int64_t steps,
+                        int64_t step_stride, int64_t column, float* c, int64_t c_stride, int tail) {
+      segments_kernel<T, kRows, kPanels, kTail>(a, a_stride, segments, segment_steps, steps, step_stride, column, c,
+                                                c_stride, tail);
+    }
+  };
+};
+
+template <class T, bool kAhead>
 static void dot_panels(const T* a, int64_t a_stride, int64_t rows, const T* const* panels, int num_panels,
-                       int64_t step_stride, int64_t steps, float* c, int64_t c_stride) {
+                       int64_t step_stride, int64_t steps, float* c, int64_t c_stride, Ahead ahead) {
   for (int64_t row = 0; row < rows;) {
     const int count = next_rows(rows - row);
     const T* from = a + row * a_stride;
     float* to = c + row * c_stride;
     int p = 0;
-    for (; num_panels - p >= 4; p += 4) {
-#define PGK_CALL(R) panels_kernel<T, R, 4>(from, a_stride, panels + p, step_stride, steps, to + p * kLanes, c_stride)
-      PGK_FOR_ROWS(count, PGK_CALL)
-#undef PGK_CALL
-    }
-    for (; num_panels - p >= 2; p += 2) {
-#define PGK_CALL(R) panels_kernel<T, R, 2>(from, a_stride, panels + p, step_stride, steps, to + p * kLanes, c_stride)
-      PGK_FOR_ROWS(count, PGK_CALL)
-#undef PGK_CALL
-    }
-    for (; p < num_panels; ++p) {
-#define PGK_CALL(R) panels_kernel<T, R, 1>(from, a_stride, panels + p, step_stride, steps, to + p * kLanes, c_stride)
-      PGK_FOR_ROWS(count, PGK_CALL)
-#undef PGK_CALL
-    }
+    for (; num_panels - p >= kMaxPanels; p += kMaxPanels)
+      for_rows<Panels<T, kMaxPanels, kAhead>::template Kernel>(count, from, a_stride, panels + p, step_stride, steps,
+                                                               to + p * kLanes, c_stride, ahead);
+    for (; p < num_panels; ++p)
+      for_rows<Panels<T, 1, kAhead>::template Kernel>(count, from, a_stride, panels + p, step_stride, steps,
+                                                      to + p * kLanes, c_stride, ahead);
+    if (kAhead) ahead.at += steps * ahead.bytes;
     row += count;
   }
 }
@@ -143,46 +172,26 @@ static void dot_panels(const T* a, int64_t a_stride, int64_t rows, const T* cons
 template <class T>
 static void dot_segments(const T* a, int64_t a_stride, int64_t rows, const T* const* segments, int64_t segment_steps,
                          int64_t steps, int64_t step_stride, int64_t columns, float* c, int64_t c_stride) {
+  constexpr int64_t kWide = kMaxPanels * kLanes;
   for (int64_t row = 0; row < rows;) {
     const int count = next_rows(rows - row);
     const T* from = a + row * a_stride;
     float* to = c + row * c_stride;
     int64_t done = 0;
-    while (done < columns) {
-      const int64_t left = columns - done;
-      const int64_t at = done * Step<T>::kWidth;
-#define PGK_SEGMENTS(R, P, TAIL, LANES)                                                                            \
-  segments_kernel<T, R, P, TAIL>(from, a_stride, segments, segment_steps, steps, step_stride, at, to + done, c_stride, \
-                                 LANES)
-      if (left >= 64) {
-#define PGK_CALL(R) PGK_SEGMENTS(R, 4, false, 0)
-        PGK_FOR_ROWS(count, PGK_CALL)
-#undef PGK_CALL
-        done += 64;
-      } else if (left >= 32) {
-#define PGK_CALL(R) PGK_SEGMENTS(R, 2, false, 0)
-        PGK_FOR_ROWS(count, PGK_CALL)
-#undef PGK_CALL
-        done += 32;
-      } else if (left >= 16) {
-#define PGK_CALL(R) PGK_SEGMENTS(R, 1, false, 0)
-        PGK_FOR_ROWS(count, PGK_CALL)
-#undef PGK_CALL
-        done += 16;
-      } else {
-        const int lanes = static_cast<int>(left);
-#define PGK_CALL(R) PGK_SEGMENTS(R, 1, true, lanes)
-        PGK_FOR_ROWS(count, PGK_CALL)
-#undef PGK_CALL
-        done += left;
-      }
-#undef PGK_SEGMENTS
-    }
+    for (; columns - done >= kWide; done += kWide)
+      for_rows<Segments<T, kMaxPanels, false>::template Kernel>(count, from, a_stride, segments, segment_steps, steps,
+                                                                step_stride, done * Step<T>::kWidth, to + done, c_stride,
+                                                                0);
+    for (; columns - done >= kLanes; done += kLanes)
+      for_rows<Segments<T, 1, false>::template Kernel>(count, from, a_stride, segments, segment_steps, steps, step_stride,
+                                                       done * Step<T>::kWidth, to + done, c_stride, 0);
+    if (done < columns)
+      for_rows<Segments<T, 1, true>::template Kernel>(count, from, a_stride, segments, segment_steps, steps, step_stride,
+                                                      done * Step<T>::kWidth, to + done, c_stride,
+                                                      static_cast<int>(columns - done));
     row += count;
   }
 }
-
-#undef PGK_FOR_ROWS
 
 }  // namespace PGK_ISA
 }  // namespace pgk

@@ -9,8 +9,10 @@ namespace pgk {
 namespace PGK_ISA {
 namespace {
 
-constexpr int64_t kRowPart = 192;   // rows of x a chunk when there are many: they stay in the second-level cache
-constexpr int64_t kTileRows = 48;   // rows whose sums are held before they are finished and stored
+constexpr int64_t kRowPart = 192;          // most rows of x a chunk: they stay in the second-level cache
+constexpr int64_t kTileRows = 64;          // rows whose sums are held before they are finished and stored
+constexpr int64_t kChunkBytes = 128 << 10;  // of weights a chunk: worth claiming, small enough to share evenly
+constexpr int64_t kStreamAhead = 4096;      // how far ahead of the only pass over a panel to fetch
 
 template <class T>
 struct Job {
@@ -21,64 +23,55 @@ struct Job {
   int64_t panels;
 };
 
-// Finishes `rows` x `panels` * 32 sums: bias, activation, rounding, store.
+// `lanes` of the 16 values exist.
+PGK_INLINE V with_bias(const float* bias, V value, int64_t lanes) {
+  if (bias == nullptr) return value;
+  return add(value, load_as(bias, lanes));
+}
+
+// Finishes `rows` sums of one panel: bias, activation, rounding, store.
 template <class Out>
-void finish(const LinearArgs& args, const float* sums, int64_t sums_stride, int64_t row, int64_t rows, int64_t panel,
-            int64_t panels) {
+void finish(const LinearArgs& args, const float* sums, int64_t row, int64_t rows, int64_t panel) {
   const bool is_gated = args.epilogue != PGK_NONE;
   const int64_t outputs = is_gated ? args.n / 2 : args.n;
-  const int64_t per_panel = is_gated ? kGroupRows : kPanelRows;
+  const int64_t column = panel * (is_gated ? kGroupRows : kPanelRows);
+  const int64_t left = outputs - column;
+  const float* bias = args.bias == nullptr ? nullptr : args.bias + column;
   for (int64_t r = 0; r < rows; ++r) {
-    Out* out = static_cast<Out*>(args.out) + (row + r) * args.out_stride;
-    for (int64_t p = 0; p < panels; ++p) {
-      const float* from = sums + r * sums_stride + p * kPanelRows;
-      const int64_t column = (panel + p) * per_panel;
-      if (is_gated) {
-        const int lanes = static_cast<int>(min_of<int64_t>(kLanes, outputs - column));
-        V gate = load(from), up = load(from + kLanes);
-        if (args.bias != nullptr) {
-          gate = add(gate, load_n(args.bias + column, lanes));
-          up = add(up, load_n(args.bias + outputs + column, lanes));
-        }
-        const V value = mul(args.epilogue == PGK_SILU_MUL ? silu(gate) : gelu_tanh(gate), up);
-        store_as(out + column, value, lanes);
-        continue;
-      }
-      for (int64_t half = 0; half < kPanelRows; half += kLanes) {
-        const int64_t left = outputs - column - half;
-        if (left <= 0) break;
-        V value = load(from + half);
-        if (left >= kLanes) {
-          if (args.bias != nullptr) value = add(value, load(args.bias + column + half));
-          store_as(out + column + half, value);
-        } else {
-          const int lanes = static_cast<int>(left);
-          if (args.bias != nullptr) value = add(value, load_n(args.bias + column + half, lanes));
-          store_as(out + column + half, value, lanes);
-        }
-      }
+    Out* out = static_cast<Out*>(args.out) + (row + r) * args.out_stride + column;
+    const float* from = sums + r * kPanelRows;
+    if (is_gated) {
+      const V gate = with_bias(bias, load(from), left);
+      const V up = with_bias(bias == nullptr ? nullptr : bias + outputs, load(from + kLanes), left);
+      store_as(out, mul(args.epilogue == PGK_SILU_MUL ? silu(gate) : gelu_tanh(gate), up), left);
+      continue;
     }
+    store_as(out, with_bias(bias, load(from), left), left);
+    if (left > kLanes)
+      store_as(out + kLanes, with_bias(bias == nullptr ? nullptr : bias + kLanes, load(from + kLanes), left - kLanes),
+          left - kLanes);
   }
 }
 
+// One panel for `rows` rows; `has_next` says that this thread takes the panel that follows in memory next.
 template <class T>
-void run_block(const Job<T>& job, int64_t row, int64_t rows, int64_t panel, int64_t panels) {
-  const int64_t panel_size = job.steps * kPanelRows * Step<T>::kWidth;
-  const T* weights[2 * 2];
-  for (int64_t p = 0; p < panels; ++p) {
-    const T* base = static_cast<const T*>(job.args.packed) + (panel + p) * panel_size;
-    weights[2 * p] = base;
-    weights[2 * p + 1] = base + kGroupRows * Step<T>::kWidth;
-  }
-  alignas(64) float sums[kTileRows * 2 * kPanelRows];
+void run_panel(const Job<T>& job, int64_t row, int64_t rows, int64_t panel, bool has_next) {
+  const int64_t step_bytes = kPanelRows * Step<T>::kWidth * static_cast<int64_t>(sizeof(T));
+  const char* weights = static_cast<const char*>(job.args.packed) + panel * job.steps * step_bytes;
+  const int64_t groups = packed_row_groups(sizeof(T) == 2, rows);
+  // One pass over the panel fetches just ahead of itself; several together fetch the next panel.
+  Ahead ahead{weights + kStreamAhead, step_bytes};
+  if (groups > 1) ahead = has_next ? Ahead{weights + job.steps * step_bytes, step_bytes / groups} : Ahead{weights, 0};
+  alignas(64) float sums[kTileRows * kPanelRows];
   for (int64_t done = 0; done < rows; done += kTileRows) {
     const int64_t count = min_of(kTileRows, rows - done);
-    product_panels(job.x + (row + done) * job.x_stride, job.x_stride, count, weights, static_cast<int>(2 * panels),
-                   kPanelRows * Step<T>::kWidth, job.steps, sums, 2 * kPanelRows);
+    product_packed(job.x + (row + done) * job.x_stride, job.x_stride, count, reinterpret_cast<const T*>(weights), job.steps,
+                   sums, kPanelRows, ahead);
+    if (groups > 1) ahead.at += packed_row_groups(sizeof(T) == 2, count) * job.steps * ahead.bytes;
     if (job.args.out_dtype == PGK_BF16) {
-      finish<bf16>(job.args, sums, 2 * kPanelRows, row + done, count, panel, panels);
+      finish<bf16>(job.args, sums, row + done, count, panel);
     } else {
-      finish<float>(job.args, sums, 2 * kPanelRows, row + done, count, panel, panels);
+      finish<float>(job.args, sums, row + done, count, panel);
     }
   }
 }
@@ -88,18 +81,16 @@ void run(const Job<T>& job) {
   const int64_t m = job.args.m;
   const int64_t parts = ceil_div(m, kRowPart);
   const int64_t part_rows = ceil_div(m, parts);
-  // About four chunks a thread: small enough to share evenly, large enough to stream.
-  const int64_t wanted = 4 * pool_size();
-  int64_t chunk_panels = max_of<int64_t>(1, job.panels / wanted);
-  if (chunk_panels > 1 || m > 8) chunk_panels = ceil_div(chunk_panels, 2) * 2;
+  const int64_t panel_bytes = job.steps * kPanelRows * Step<T>::kWidth * static_cast<int64_t>(sizeof(T));
+  const int64_t even = job.panels / (6 * pool_size());
+  const int64_t chunk_panels = max_of<int64_t>(1, min_of(even, kChunkBytes / panel_bytes));
   const int64_t columns = ceil_div(job.panels, chunk_panels);
   parallel_for(static_cast<int32_t>(columns * parts), [&](int32_t chunk) {
     const int64_t row = chunk % parts * part_rows;
     const int64_t rows = min_of(part_rows, m - row);
     const int64_t first = chunk / parts * chunk_panels;
     const int64_t last = min_of(first + chunk_panels, job.panels);
-    for (int64_t panel = first; panel < last && rows > 0; panel += 2)
-      run_block(job, row, rows, panel, min_of<int64_t>(2, last - panel));
+    for (int64_t panel = first; panel < last && rows > 0; ++panel) run_panel(job, row, rows, panel, panel + 1 < last);
   });
 }
 
@@ -111,13 +102,9 @@ const T* padded_input(const LinearArgs& args, int64_t k, int64_t* stride) {
   const From* from = static_cast<const From*>(args.x);
   parallel_for(static_cast<int32_t>(ceil_div(args.m, 16)), [&](int32_t chunk) {
     for (int64_t r = chunk * 16; r < min_of<int64_t>(args.m, (chunk + 1) * 16); ++r) {
-      int64_t i = 0;
-      for (; i + kLanes <= args.k; i += kLanes) store_as(to + r * k + i, load_as(from + r * args.x_stride + i));
-      if (i < args.k) {
-        const int lanes = static_cast<int>(args.k - i);
-        store_as(to + r * k + i, load_as(from + r * args.x_stride + i, lanes), lanes);
-      }
-      for (i = args.k; i < k; ++i) to[r * k + i] = T(0);
+      for (int64_t i = 0; i < args.k; i += kLanes)
+        store_as(to + r * k + i, load_as(from + r * args.x_stride + i, args.k - i), args.k - i);
+      for (int64_t i = args.k; i < k; ++i) to[r * k + i] = T(0);
     }
   });
   *stride = k;

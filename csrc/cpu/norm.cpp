@@ -16,7 +16,7 @@ void norm_row(const NormArgs& args, int64_t row) {
   if (args.residual != nullptr) {
     T* residual = static_cast<T*>(args.residual) + row * args.residual_stride;
     for (int64_t c = 0; c < args.cols; c += kLanes) {
-      const int lanes = static_cast<int>(min_of<int64_t>(kLanes, args.cols - c));
+      const int64_t lanes = args.cols - c;
       store_as(residual + c, add(load_as(x + c, lanes), load_as(residual + c, lanes)), lanes);
       const V rounded = load_as(residual + c, lanes);  // the norm sees what the next layer will see
       squares = fma(rounded, rounded, squares);
@@ -24,7 +24,7 @@ void norm_row(const NormArgs& args, int64_t row) {
     x = residual;
   } else {
     for (int64_t c = 0; c < args.cols; c += kLanes) {
-      const V value = load_as(x + c, static_cast<int>(min_of<int64_t>(kLanes, args.cols - c)));
+      const V value = load_as(x + c, args.cols - c);
       squares = fma(value, value, squares);
     }
   }
@@ -32,7 +32,7 @@ void norm_row(const NormArgs& args, int64_t row) {
   const V scale = set1(1.0f / __builtin_sqrtf(mean + args.eps));
   const V offset = set1(args.weight_offset);
   for (int64_t c = 0; c < args.cols; c += kLanes) {
-    const int lanes = static_cast<int>(min_of<int64_t>(kLanes, args.cols - c));
+    const int64_t lanes = args.cols - c;
     const V factor = weight == nullptr ? set1(1.0f) : add(load_as(weight + c, lanes), offset);
     store_as(out + c, mul(mul(load_as(x + c, lanes), scale), factor), lanes);
   }

@@ -14,15 +14,15 @@ template <class W>
 void norm_head(float* head, const W* weight, const RotateArgs& args) {
   V squares = set1(0.0f);
   for (int c = 0; c < args.head_size; c += kLanes) {
-    const V value = load_n(head + c, min_of(kLanes, args.head_size - c));
+    const V value = load_as(head + c, args.head_size - c);
     squares = fma(value, value, squares);
   }
   const float mean = sum_lanes(squares) / static_cast<float>(args.head_size);
   const V scale = set1(1.0f / __builtin_sqrtf(mean + args.eps));
   for (int c = 0; c < args.head_size; c += kLanes) {
-    const int lanes = min_of(kLanes, args.head_size - c);
+    const int lanes = args.head_size - c;
     const V factor = add(load_as(weight + c, lanes), set1(args.norm_offset));
-    store_n(head + c, mul(mul(load_n(head + c, lanes), scale), factor), lanes);
+    store_as(head + c, mul(mul(load_as(head + c, lanes), scale), factor), lanes);
   }
 }
 
@@ -31,11 +31,11 @@ void rotate_head(float* head, const float* cosines, const RotateArgs& args) {
   const float* sines = cosines + half;
   if (args.is_neox) {
     for (int i = 0; i < half; i += kLanes) {
-      const int lanes = min_of(kLanes, half - i);
-      const V c = load_n(cosines + i, lanes), s = load_n(sines + i, lanes);
-      const V x = load_n(head + i, lanes), y = load_n(head + half + i, lanes);
-      store_n(head + i, sub(mul(x, c), mul(y, s)), lanes);
-      store_n(head + half + i, add(mul(y, c), mul(x, s)), lanes);
+      const int lanes = half - i;
+      const V c = load_as(cosines + i, lanes), s = load_as(sines + i, lanes);
+      const V x = load_as(head + i, lanes), y = load_as(head + half + i, lanes);
+      store_as(head + i, sub(mul(x, c), mul(y, s)), lanes);
+      store_as(head + half + i, add(mul(y, c), mul(x, s)), lanes);
     }
     return;
   }
@@ -50,32 +50,29 @@ void rotate_head(float* head, const float* cosines, const RotateArgs& args) {
 template <class T, class W>
 void turn_head(T* data, const W* weight, const float* cosines, const RotateArgs& args, float* head) {
   for (int c = 0; c < args.head_size; c += kLanes) {
-    const int lanes = min_of(kLanes, args.head_size - c);
-    store_n(head + c, load_as(data + c, lanes), lanes);
+    const int lanes = args.head_size - c;
+    store_as(head + c, load_as(data + c, lanes), lanes);
   }
   if (weight != nullptr) norm_head(head, weight, args);
   if (cosines != nullptr) rotate_head(head, cosines, args);
   if (weight == nullptr && cosines == nullptr) return;
   for (int c = 0; c < args.head_size; c += kLanes) {
-    const int lanes = min_of(kLanes, args.head_size - c);
-    store_as(data + c, load_n(head + c, lanes), lanes);
+    const int lanes = args.head_size - c;
+    store_as(data + c, load_as(head + c, lanes), lanes);
   }
 }
 
 PGK_INLINE void write_key(bf16* group, int64_t lane, const float* head, int head_size) {
-  for (int d = 0; d < head_size; d += 2) {
-    const bf16 pair[2] = {float_to_bf16(head[d]), float_to_bf16(head[d + 1])};
-    std::memcpy(group + (d / 2 * kKeyGroup + lane) * 2, pair, 4);
-  }
+  alignas(64) bf16 rounded[kMaxHead];
+  for (int d = 0; d < head_size; d += kLanes) store_as(rounded + d, load_as(head + d, head_size - d), head_size - d);
+  for (int d = 0; d < head_size; d += 2) std::memcpy(group + (d / 2 * kKeyGroup + lane) * 2, rounded + d, 4);
 }
 PGK_INLINE void write_key(float* group, int64_t lane, const float* head, int head_size) {
   for (int d = 0; d < head_size; ++d) group[d * kKeyGroup + lane] = head[d];
 }
 PGK_INLINE void write_value(bf16* step, int64_t parity, const bf16* value, int head_size) {
-  for (int d = 0; d < head_size; d += kLanes) {
-    const int lanes = min_of(kLanes, head_size - d);
-    store_every_second(step + 2 * d + parity, load_bf16_n(value + d, lanes), lanes);
-  }
+  // Single stores: another thread may write the other token of the step.
+  for (int d = 0; d < head_size; ++d) step[2 * d + parity] = value[d];
 }
 PGK_INLINE void write_value(float* step, int64_t, const float* value, int head_size) {
   std::memcpy(step, value, static_cast<size_t>(head_size) * 4);

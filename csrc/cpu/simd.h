@@ -32,11 +32,11 @@ constexpr int kLanes = 16;
 using bf16 = uint16_t;
 
 template <class T>
-PGK_INLINE T min_of(T a, T b) {
+PGK_INLINE constexpr T min_of(T a, T b) {
   return a < b ? a : b;
 }
 template <class T>
-PGK_INLINE T max_of(T a, T b) {
+PGK_INLINE constexpr T max_of(T a, T b) {
   return a > b ? a : b;
 }
 PGK_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -72,19 +72,18 @@ PGK_INLINE bf16 float_to_bf16(float value) {
 namespace pgk {
 namespace PGK_ISA {
 
-// Loads and stores of a tensor's own element type, whole vectors or the first n lanes.
+// Loads and stores of a tensor's own element type, whole vectors or the first n lanes (n >= 16 means whole: masked
+// stores cost much more than the branch on some processors).
 PGK_INLINE V load_as(const float* p) { return load(p); }
 PGK_INLINE V load_as(const bf16* p) { return load_bf16(p); }
-PGK_INLINE V load_as(const float* p, int n) { return load_n(p, n); }
-PGK_INLINE V load_as(const bf16* p, int n) { return load_bf16_n(p, n); }
+PGK_INLINE V load_as(const float* p, int64_t n) { return n >= kLanes ? load(p) : load_n(p, static_cast<int>(n)); }
+PGK_INLINE V load_as(const bf16* p, int64_t n) { return n >= kLanes ? load_bf16(p) : load_bf16_n(p, static_cast<int>(n)); }
 PGK_INLINE void store_as(float* p, V v) { store(p, v); }
 PGK_INLINE void store_as(bf16* p, V v) { store_bf16(p, v); }
-PGK_INLINE void store_as(float* p, V v, int n) { store_n(p, v, n); }
-PGK_INLINE void store_as(bf16* p, V v, int n) { store_bf16_n(p, v, n); }
-PGK_INLINE float scalar_as(float x) { return x; }
-PGK_INLINE float scalar_as(bf16 x) { return bf16_to_float(x); }
-PGK_INLINE void put_scalar(float* p, float x) { *p = x; }
-PGK_INLINE void put_scalar(bf16* p, float x) { *p = float_to_bf16(x); }
+PGK_INLINE void store_as(float* p, V v, int64_t n) { n >= kLanes ? store(p, v) : store_n(p, v, static_cast<int>(n)); }
+PGK_INLINE void store_as(bf16* p, V v, int64_t n) {
+  n >= kLanes ? store_bf16(p, v) : store_bf16_n(p, v, static_cast<int>(n));
+}
 
 // 2^x for x in about [-126, 127]; below, 0. Relative error under 2e-7: x = n + r, |r| <= 1/2, and a degree-6
 // Taylor polynomial of 2^r (coefficients ln2^i / i!).

@@ -128,14 +128,9 @@ PGK_INLINE V dot2(V acc, X2 x, const W2& w) {
   acc.b = _mm256_fmadd_ps(x.odd, w.odd.b, acc.b);
   return acc;
 }
-// Writes n values into every second place: the even or odd half of a row of pairs.
-PGK_INLINE void store_every_second(bf16* p, V v, int n) {
-  alignas(32) bf16 t[kLanes];
-  store_bf16(t, v);
-  for (int i = 0; i < n; ++i) p[2 * i] = t[i];
-}
-
+// Rows and panels whose sums fit the registers together.
 constexpr int kMaxRows = 4;
+constexpr int kMaxPanels = 1;
 
 }  // namespace PGK_ISA
 }  // namespace pgk

@@ -71,7 +71,6 @@ PGK_INLINE X2 broadcast_pair(const bf16* p) {
 PGK_INLINE V dot2(V acc, X2 x, W2 w) {
   return V{_mm512_dpbf16_ps(acc.v, reinterpret_cast<__m512bh>(x), reinterpret_cast<__m512bh>(w))};
 }
-constexpr int kMaxRows = 6;
 #else
 struct W2 {
   __m512 even, odd;
@@ -93,13 +92,10 @@ PGK_INLINE V dot2(V acc, X2 x, W2 w) {
   acc.v = _mm512_fmadd_ps(x.odd, w.odd, acc.v);
   return acc;
 }
-constexpr int kMaxRows = 5;
 #endif
-// Writes n values into every second place: the even or odd half of a row of pairs. Touches no other byte.
-PGK_INLINE void store_every_second(bf16* p, V x, int n) {
-  const __mmask32 places = static_cast<__mmask32>(n >= kLanes ? 0x55555555u : 0x55555555u & ((1u << (2 * n)) - 1));
-  _mm512_mask_storeu_epi16(p, places, _mm512_cvtepu16_epi32(narrow(x)));
-}
+// Rows and panels whose sums fit the registers together.
+constexpr int kMaxRows = 8;
+constexpr int kMaxPanels = 2;
 
 }  // namespace PGK_ISA
 }  // namespace pgk

@@ -123,13 +123,9 @@ PGK_INLINE V dot2(V acc, X2 x, const W2& w) {
   PGK_EACH acc.lane[i] = acc.lane[i] + x.even * w.even.lane[i] + x.odd * w.odd.lane[i];
   return acc;
 }
-// Writes 16 values into every second place: the even or odd half of a row of pairs.
-PGK_INLINE void store_every_second(bf16* p, V v, int n) {
-  for (int i = 0; i < n; ++i) p[2 * i] = float_to_bf16(v.lane[i]);
-}
-
 #undef PGK_EACH
 constexpr int kMaxRows = 4;
+constexpr int kMaxPanels = 1;
 
 }  // namespace PGK_ISA
 }  // namespace pgk

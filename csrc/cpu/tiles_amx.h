@@ -5,7 +5,7 @@
 // here, so that a row's bits do not depend on how many rows share a step.
 #pragma once
 
-#include "simd.h"
+#include "dot.h"
 
 namespace pgk {
 namespace PGK_ISA {
@@ -98,7 +98,7 @@ class Tiles {
 // `locate(panel, step)` is where the tile of 16 steps of a panel begins; its steps lie step_bytes apart.
 template <class Locate>
 PGK_INLINE void tile_products(const bf16* a, int64_t a_stride, int64_t rows, int64_t num_panels, int64_t steps,
-                              int64_t step_bytes, float* c, int64_t c_stride, Locate locate) {
+                              int64_t step_bytes, float* c, int64_t c_stride, Ahead ahead, Locate locate) {
   const int64_t a_bytes = a_stride * 2, c_bytes = c_stride * 4;
   for (int64_t row = 0; row < rows; row += 2 * kTileMaxRows) {
     const int64_t first = min_of(kTileMaxRows, rows - row);
@@ -112,6 +112,9 @@ PGK_INLINE void tile_products(const bf16* a, int64_t a_stride, int64_t rows, int
       tiles.zero3();
       for (int64_t s = 0; s < steps; s += kTileSteps) {
         const bf16* from = a + row * a_stride + s * 2;
+        if (ahead.at != nullptr)
+          for (int64_t line = 0; line < kTileSteps * ahead.bytes; line += 64)
+            __builtin_prefetch(ahead.at + s * ahead.bytes + line, 0, 2);
         tiles.load4(from, a_bytes);
         tiles.load6(locate(p, s), step_bytes);
         tiles.dot0();
@@ -133,19 +136,20 @@ PGK_INLINE void tile_products(const bf16* a, int64_t a_stride, int64_t rows, int
         if (two_panels) tiles.store3(to + kTileMaxRows * c_stride + kLanes, c_bytes);
       }
     }
+    if (ahead.at != nullptr) ahead.at += steps * ahead.bytes;
   }
 }
 
 static void tile_panels(const bf16* a, int64_t a_stride, int64_t rows, const bf16* const* panels, int num_panels,
-                        int64_t step_stride, int64_t steps, float* c, int64_t c_stride) {
-  tile_products(a, a_stride, rows, num_panels, steps, step_stride * 2, c, c_stride,
+                        int64_t step_stride, int64_t steps, float* c, int64_t c_stride, Ahead ahead) {
+  tile_products(a, a_stride, rows, num_panels, steps, step_stride * 2, c, c_stride, ahead,
                 [=](int64_t panel, int64_t step) { return panels[panel] + step * step_stride; });
 }
 
 static void tile_segments(const bf16* a, int64_t a_stride, int64_t rows, const bf16* const* segments,
                           int64_t segment_steps, int64_t steps, int64_t step_stride, int64_t columns, float* c,
                           int64_t c_stride) {
-  tile_products(a, a_stride, rows, columns / kLanes, steps, step_stride * 2, c, c_stride,
+  tile_products(a, a_stride, rows, columns / kLanes, steps, step_stride * 2, c, c_stride, Ahead(),
                 [=](int64_t panel, int64_t step) {
                   return segments[step / segment_steps] + panel * kLanes * 2 + step % segment_steps * step_stride;
                 });

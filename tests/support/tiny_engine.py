@@ -81,9 +81,6 @@ def tiny_config(checkpoint: Checkpoint, catalog: Catalog, **changes: Any) -> Eng
         "ops": KernelConfig(),
         "observability": ObservabilityConfig(),
     }
-    for key, part in parts.items():
-        fields = set(part.__struct_fields__) & set(changes)
-        parts[key] = msgspec.structs.replace(part, **{f: changes.pop(f) for f in fields})
     names: dict[str, Any] = {
         "plugins": catalog.resolved(),
         "platform": "tiny",
@@ -92,7 +89,12 @@ def tiny_config(checkpoint: Checkpoint, catalog: Catalog, **changes: Any) -> Eng
         "loader": "tiny",
         "tokenizer": "hf",
     }
-    return EngineConfig(**parts, **{**names, **changes})  # type: ignore[arg-type]
+    names |= {name: changes.pop(name) for name in set(names) & set(changes)}
+    for key, part in parts.items():
+        fields = set(part.__struct_fields__) & set(changes)
+        parts[key] = msgspec.structs.replace(part, **{f: changes.pop(f) for f in fields})
+    assert not changes, f"no such fields: {', '.join(changes)}"
+    return EngineConfig(**parts, **names)  # type: ignore[arg-type]
 
 
 def one_group(needs: Sequence[KVLayerNeed], block_size: int = 4) -> list[KVGroup]:

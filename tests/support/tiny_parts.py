@@ -7,9 +7,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from pegboard.api.errors import StepError
 from pegboard.api.loaders import ModelLoader
+from pegboard.api.messages import SchedulerOutput
 from pegboard.api.models import ModelDescription
 from pegboard.api.platforms import MemoryInfo, Platform
+from pegboard.worker.model_runner import ModelRunner, RunningStep
 
 
 class TinyPlatform(Platform):
@@ -43,3 +46,19 @@ class TinyLoader(ModelLoader):
         for file in sorted(Path(description.path).glob("*.safetensors")):
             for name, tensor in load_file(file).items():
                 yield name, tensor.to(dtype)
+
+
+class LopsidedRunner(ModelRunner):
+    """Raises on rank 1 alone, in the step that brings the request "lopsided"."""
+
+    def execute(self, step: SchedulerOutput) -> RunningStep:
+        failing = any(request.request_id == "lopsided" for request in step.new_requests)
+        if failing and self.tensor_parallel.rank == 1:
+            raise StepError("rank 1 has had enough")
+        return super().execute(step)
+
+
+class LopsidedPlatform(TinyPlatform):
+    """With a model runner of its own."""
+
+    model_runner = "tests.support.tiny_parts:LopsidedRunner"

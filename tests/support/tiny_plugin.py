@@ -15,7 +15,13 @@ def platforms() -> list[PlatformSpec]:
             target="tests.support.tiny_parts:TinyPlatform",
             detect="tests.support.tiny_detect:detect",
             device_type="cpu",
-        )
+        ),
+        PlatformSpec(
+            name="lopsided",
+            target="tests.support.tiny_parts:LopsidedPlatform",
+            detect="tests.support.tiny_detect:detect",
+            device_type="cpu",
+        ),
     ]
 
 

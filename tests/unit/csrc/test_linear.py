@@ -29,7 +29,7 @@ def _error(got: Tensor, expected: Tensor) -> float:
 
 
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-@pytest.mark.parametrize("m", [1, 2, 5, 6, 7, 13, 17, 49])
+@pytest.mark.parametrize("m", [1, 3, 8, 9, 17, 65])
 def test_linear_matches_torch(
     isa: Isa, dtype: torch.dtype, n: int, k: int, m: int, generator: torch.Generator
 ) -> None:

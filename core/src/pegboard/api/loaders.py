@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
@@ -12,7 +12,7 @@ from pegboard.api.plugin import ComponentContext, ComponentSpec
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["LoadQuery", "ModelLoader", "ModelLoaderSpec"]
+__all__ = ["LoadQuery", "LoaderExample", "ModelLoader", "ModelLoaderSpec"]
 
 
 class LoadQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,10 +21,31 @@ class LoadQuery(msgspec.Struct, frozen=True, kw_only=True):
     name: str
 
 
+class LoaderExample(msgspec.Struct, frozen=True, kw_only=True):
+    """A small valid checkpoint of a format, as a loader's `example` wrote it.
+
+    Attributes:
+        description: of the checkpoint.
+        tensors: name to the float32 tensor that was stored.
+        tolerance: largest |loaded - stored|, for formats that quantise.
+    """
+
+    description: ModelDescription
+    tensors: dict[str, Any]
+    tolerance: float = 0.0
+
+
 class ModelLoaderSpec(ComponentSpec, frozen=True, kw_only=True):
-    """Describes a `ModelLoader`; its `target` is the class."""
+    """Describes a `ModelLoader`; its `target` is the class.
+
+    Attributes:
+        example: "module:function(folder)" that writes a `LoaderExample` into an empty folder for
+            the conformance kit; None for loaders that read no files.
+    """
 
     kind: ClassVar[str] = "model_loaders"
+
+    example: str | None = None
 
     def reasons_against(self, query: LoadQuery) -> list[str]:
         """Fits exactly the loader that is asked for."""

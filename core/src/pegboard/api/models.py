@@ -127,11 +127,14 @@ class ModelArchitectureSpec(ComponentSpec, frozen=True, kw_only=True):
 
     Attributes:
         runners: that can drive it.
+        example: "module:function()" returning a tiny configuration under Hugging Face's keys,
+            `model_type` among them; the conformance kit makes a random checkpoint of it.
     """
 
     kind: ClassVar[str] = "model_architectures"
 
     runners: tuple[Runner, ...] = ("generate",)
+    example: str | None = None
 
     def reasons_against(self, query: ModelArchitectureQuery) -> list[str]:
         """Fits if the checkpoint names it and the runner can drive it."""

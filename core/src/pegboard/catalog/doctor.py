@@ -61,6 +61,8 @@ def examine(plugins: PluginsConfig, *, deep: bool = False) -> Iterator[Finding]:
     where = f"{len(installed)} entry points of group {GROUP}"
     yield Finding(plugin="-", check="discovery", status="ok", detail=where)
     for found in installed:
+        if plugins.only is not None and found.name not in plugins.only:
+            continue
         if found.name in plugins.disabled:
             yield Finding(plugin=found.name, check="loads", status="warn", detail="is disabled")
             continue

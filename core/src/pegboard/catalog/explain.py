@@ -12,10 +12,10 @@ import msgspec
 from pegboard.api.attention import AttentionBackendSpec, AttentionQuery
 from pegboard.api.engine import ExecutorQuery
 from pegboard.api.hookspecs import COMPONENT_HOOKS
-from pegboard.api.ops import OpImplementationSpec, OpQuery
+from pegboard.api.ops import OpDefinition, OpImplementationSpec, OpQuery
 from pegboard.api.platforms import Detection, PlatformQuery
 from pegboard.catalog.catalog import Catalog
-from pegboard.catalog.selection import Verdict
+from pegboard.catalog.selection import Entry, Verdict
 from pegboard.config.engine import EngineOptions
 
 __all__ = [
@@ -85,14 +85,15 @@ def explain_ops(catalog: Catalog, options: EngineOptions, kv_layout: str = "") -
             dtype=dtype,
             kv_layout=kv_layout,
         )
-        order = options.ops.priority.get(definition.name, [])
         verdicts = [
             verdict
-            for verdict in catalog.explain("op_implementations", query, order=order)
+            for verdict in catalog.explain("op_implementations", query)
             if _implements(catalog, verdict.name, definition.name)
         ]
-        won = any(verdict.chosen for verdict in verdicts)
-        verdicts.append(_reference(definition.plugin, chosen=not won))
+        order = options.ops.priority.get(definition.name)
+        if order is not None:
+            verdicts = _by_order(verdicts, order)
+        verdicts.append(_last_resort(definition, verdicts, order))
         flag = f"--ops.{definition.name}"
         result.append(_explanation("op_implementations", definition.name, verdicts, flag))
     return result
@@ -157,9 +158,36 @@ def _implements(catalog: Catalog, name: str, op: str) -> bool:
     )
 
 
-def _reference(plugin: str, *, chosen: bool) -> Verdict:
-    reason = "nothing faster fits" if chosen else "fits; the plain reference comes last"
-    return Verdict(name="reference", plugin=plugin, chosen=chosen, fits=True, reason=reason)
+def _by_order(verdicts: Sequence[Verdict], order: Sequence[str]) -> list[Verdict]:
+    """Judge again under `[ops]`: only what it names before the reference may win, in its order."""
+    named = order[: order.index("reference")] if "reference" in order else order
+    ranked = sorted(verdicts, key=lambda v: named.index(v.name) if v.name in named else len(named))
+    result: list[Verdict] = []
+    for verdict in ranked:
+        chosen = verdict.fits and verdict.name in named and not any(v.chosen for v in result)
+        reason = verdict.reason
+        if chosen:
+            reason = "first that fits in the configured order"
+        elif verdict.fits:
+            reason = "fits; the configured order prefers another"
+        result.append(msgspec.structs.replace(verdict, chosen=chosen, reason=reason))
+    return result
+
+
+def _last_resort(
+    definition: Entry, verdicts: Sequence[Verdict], order: Sequence[str] | None
+) -> Verdict:
+    """Return the verdict on the reference; on running separate ops, where the op is optional."""
+    chosen = not any(verdict.chosen for verdict in verdicts)
+    assert isinstance(definition.spec, OpDefinition)
+    name = "none" if definition.spec.optional else "reference"
+    if order and "reference" in order and chosen:
+        reason = "asked for by the configured order"
+    elif definition.spec.optional:
+        reason = "nothing fits; separate ops do its work" if chosen else "separate ops come last"
+    else:
+        reason = "nothing faster fits" if chosen else "fits; the plain reference comes last"
+    return Verdict(name=name, plugin=definition.plugin, chosen=chosen, fits=True, reason=reason)
 
 
 def _listing(catalog: Catalog, kind: str) -> Explanation:
@@ -194,7 +222,8 @@ def _explanation(kind: str, question: str, verdicts: Sequence[Verdict], flag: st
 def merge_reports(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Join the reports of several processes: a component is unused if every process says so.
 
-    The first report's plugins stand for all, since children load exactly those.
+    The first report's plugins and choices stand before those of the others: children load exactly
+    the same plugins, and are told by name what the parent chose.
     """
     first = reports[0]
     unused = {
@@ -203,7 +232,7 @@ def merge_reports(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
     return {
         "plugins": first["plugins"],
-        "chosen": {key: value for r in reports for key, value in r["chosen"].items()},
+        "chosen": {key: value for r in reversed(reports) for key, value in r["chosen"].items()},
         "unused": {plugin: names for plugin, names in unused.items() if names},
         "fell_back": [line for r in reports for line in r["fell_back"]],
         "failed": first["failed"],

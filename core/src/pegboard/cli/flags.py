@@ -168,7 +168,7 @@ def struct_options(
         if path and given.get(f"{prefix}:{path[0]}") is not None:
             text = describe_problem(struct, typed, error)
             raise ConfigError(f"{text} ({fields[path[0]].flag})") from error
-    return merged
+    return typed
 
 
 def _add_flag(section: Any, field: OptionField, dest: str) -> None:  # noqa: ANN401 -- argparse's

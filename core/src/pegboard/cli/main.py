@@ -95,6 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output left; do not complain at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception as error:  # the outermost boundary: a fault of ours is one line too
+        _complain(error, arguments, environment, prefix="internal error: ")
+        return 70
 
 
 def _run(argv: list[str], environment: Environment) -> int:
@@ -155,10 +158,16 @@ def _help(environment: Environment) -> str:
     return parser.format_help()
 
 
-def _complain(error: PegboardError, argv: Sequence[str], environment: Environment) -> None:
+def _complain(
+    error: Exception, argv: Sequence[str], environment: Environment, *, prefix: str = ""
+) -> None:
     if _wants_traceback(argv, environment):
-        traceback.print_exc()
+        traceback.print_exception(error)
     text = " ".join(str(error).split())
+    if not isinstance(error, PegboardError):
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        text = f"{prefix}{type(error).__name__}: {text}{where} (--log-level debug tells more)"
     sys.stderr.write(f"platform: error: {text}\n")
 
 

@@ -9,20 +9,25 @@ import json
 import logging
 import shlex
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from pegboard.api.engine import EngineClient
 from pegboard.api.errors import ConfigError
 from pegboard.api.frontends import CliCommand, Frontend, FrontendQuery, HttpRouteSpec, MountedRoute
 from pegboard.catalog import Catalog, Entry, build_catalog
 from pegboard.catalog.discovery import nearest
+from pegboard.catalog.explain import merge_reports
 from pegboard.cli.flags import add_engine_flags, add_struct_flags, engine_options, struct_options
 from pegboard.cli.output import line, table
 from pegboard.config.engine import EngineOptions
 from pegboard.config.env import Environment
 from pegboard.observability.logging import configure_logging
 from pegboard.observability.phases import StartPhases
+
+if TYPE_CHECKING:
+    from pegboard.engine.async_llm import AsyncLLM
 
 __all__ = ["Serve"]
 
@@ -50,8 +55,9 @@ class Serve(CliCommand):
             help="front end to run; default: the only one, or the one of highest priority",
         )
         name = _early_frontend(invocation.argv)
-        if name is None and not invocation.catalog.entries("frontends"):
-            return  # `run` says what is missing; --help works without
+        asks_help = {"-h", "--help"} & set(invocation.argv)
+        if asks_help and not invocation.catalog.entries("frontends"):
+            return  # help works without a front end; a start says that it is missing
         entry = _frontend(invocation.catalog, name)
         struct = type(invocation.catalog.plugin_config(entry.plugin))
         if issubclass(struct, msgspec.Struct):
@@ -72,40 +78,38 @@ class Serve(CliCommand):
 
 def _serve(options: EngineOptions, catalog: Catalog, entry: Entry, phases: StartPhases) -> int:
     from pegboard.engine.async_llm import AsyncLLM
-    from pegboard.engine.resolve import resolve
 
-    with phases.phase("resolve"):
-        config = resolve(options, catalog)
-    name = config.model.served_model_name[0]
-    line(f"Pegboard serves {name} on {config.platform} ({config.model.dtype})")
+    # The engine core's process is started first: it imports while this one resolves.
+    client = AsyncLLM.from_options(options, catalog=catalog, progress=partial(_progress, phases))
+    config = client.config
     catalog.select("frontends", FrontendQuery(name=entry.name), name=entry.name)
     frontend: Frontend = catalog.create(entry, config=config)
-    address = frontend.bind()
-    client = AsyncLLM.from_options(
-        options, catalog=catalog, config=config, progress=partial(_progress, phases)
-    )
 
     async def serve() -> None:
         try:
+            address = frontend.bind()
+            name = config.model.served_model_name[0]
+            line(f"Pegboard starts {name} on {config.platform} as {config.model.dtype}")
             await client.start()
-            routes = [
-                MountedRoute(
-                    spec=_route_spec(route),
-                    app=catalog.load(route)(catalog.context(route.plugin, config=config), client),
-                )
-                for route in catalog.acting("http_routes")
-            ]
-
-            def on_ready() -> None:
-                _report(client.explain(), address, name, needs_key=_needs_key(catalog, entry))
-
-            await frontend.run(client, routes, on_ready)
+            routes = _routes(catalog, client)
+            await frontend.run(client, routes, lambda: _report(client, entry, address, phases))
         finally:
             await client.shutdown()
 
     with asyncio.Runner(loop_factory=frontend.loop_factory()) as runner:
         runner.run(serve())
     return 0
+
+
+def _routes(catalog: Catalog, client: EngineClient) -> list[MountedRoute]:
+    """Make the applications of routes whose plugins are enabled by name."""
+    routes = []
+    for route in catalog.acting("http_routes"):
+        factory = catalog.load(route)
+        with catalog.guard.calling(route.plugin, "http_routes", scope="request"):
+            app = factory(catalog.context(route.plugin, config=client.config), client)
+        routes.append(MountedRoute(spec=_route_spec(route), app=app))
+    return routes
 
 
 def _route_spec(route: Entry) -> HttpRouteSpec:
@@ -168,15 +172,13 @@ def _progress(phases: StartPhases, text: str) -> None:
     line(f"  {phases.elapsed_s:6.1f} s  {text}")
 
 
-def _needs_key(catalog: Catalog, entry: Entry) -> bool:
-    return bool(getattr(catalog.plugin_config(entry.plugin), "api_key", None))
-
-
-def _report(report: dict[str, Any], address: str, model: str, *, needs_key: bool) -> None:
+def _report(client: "AsyncLLM", entry: Entry, address: str, phases: StartPhases) -> None:
     """Print what was chosen, and how to try it."""
-    chosen = report["chosen"]
+    told = client.explain()
+    core = told.get("engine_core")
+    merged = merge_reports([told, core] if core else [told])
     rows = [
-        [word, f"{report[key]}{_owner(chosen, kind)}"]
+        [word, f"{told[key]}{_owner(merged['chosen'], kind)}"]
         for word, key, kind in (
             ("platform", "platform", "platforms"),
             ("attention", "attention_backend", "attention_backends"),
@@ -184,21 +186,30 @@ def _report(report: dict[str, Any], address: str, model: str, *, needs_key: bool
             ("loader", "loader", "model_loaders"),
             ("tokenizer", "tokenizer", "tokenizers"),
         )
-        if key in report
     ]
-    rows.append(["plugins", ", ".join(_plugin(plugin) for plugin in report["plugins"])])
+    rows.append(["plugins", ", ".join(_plugin(plugin) for plugin in merged["plugins"])])
+    idle = [name for name in merged["unused"] if _is_idle(name, merged)]
+    if idle:
+        rows.append(["never used", f"{', '.join(idle)} (loaded; nothing of theirs was chosen)"])
     rows += [
-        [
-            "fell back",
-            f"{back['kind']}: {back['got']} instead of {back['wanted']}: {back['reason']}",
-        ]
-        for back in report["fell_back"]
+        ["fell back", f"{back['kind']}: {back['got']}, not {back['wanted']}: {back['reason']}"]
+        for back in merged["fell_back"]
     ]
-    rows += [["left out", f"{name}: {why}"] for name, why in report["failed"].items()]
+    rows += [["left out", f"{name}: {why}"] for name, why in merged["failed"].items()]
     table(rows, indent=2)
-    line(f"Ready on {address}")
-    for example in _examples(address, model, needs_key=needs_key):
+    line(f"Ready on {address} after {phases.elapsed_s:.1f} s; stop with Ctrl-C. Try it:")
+    needs_key = bool(getattr(client.catalog.plugin_config(entry.plugin), "api_key", None))
+    name = client.config.model.served_model_name[0]
+    for example in _examples(address, name, needs_key=needs_key):
         line(example)
+
+
+def _is_idle(plugin: str, merged: dict[str, Any]) -> bool:
+    """Return whether a plugin offers something and nothing of it was used in any process."""
+    if plugin == "builtin":
+        return False
+    offered = next(p["components"] for p in merged["plugins"] if p["name"] == plugin)
+    return len(merged["unused"][plugin]) == sum(len(names) for names in offered.values())
 
 
 def _owner(chosen: dict[str, Any], kind: str) -> str:
@@ -208,7 +219,7 @@ def _owner(chosen: dict[str, Any], kind: str) -> str:
 
 
 def _plugin(plugin: dict[str, Any]) -> str:
-    acts = "*" if plugin["enabled"] and plugin["name"] != "builtin" else ""
+    acts = " (acts)" if plugin["enabled"] and plugin["name"] != "builtin" else ""
     return f"{plugin['name']} {plugin['version']}{acts}"
 
 

@@ -122,7 +122,7 @@ class _Merge:
         head, _, rest = path.partition(".")
         if head in self._by_name and rest and head not in self._groups:
             path = f"{self._by_name[head].path}.{rest}"
-        elif head == "ops" and rest and path not in self._by_path:
+        elif head == "ops" and rest and rest.partition(".")[0] != "priority":
             path = f"ops.priority.{rest}"
         if path.partition(".")[0] not in self._groups:
             raise ConfigError(f"{key} is not a known option{_mend(key, self._by_name)}")

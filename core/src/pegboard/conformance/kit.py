@@ -23,6 +23,9 @@ __all__ = [
 #: Kind (the hook's name) to the modules that hold its checks.
 KINDS: dict[str, tuple[str, ...]] = {
     "attention_backends": ("pegboard.conformance.attention",),
+    "executors": ("pegboard.conformance.executor",),
+    "model_architectures": ("pegboard.conformance.model",),
+    "model_loaders": ("pegboard.conformance.loader",),
     "op_implementations": ("pegboard.conformance.op", "pegboard.conformance.fused_write"),
     "platforms": ("pegboard.conformance.platform_kind",),
 }

@@ -23,8 +23,9 @@ def definition_of(subject: Subject) -> OpDefinition:
         AssertionError: no plugin defines such an op.
     """
     for entry in subject.catalog.entries("op_definitions"):
-        if entry.spec.name == subject.spec.op:
-            return entry.spec
+        spec = entry.spec
+        if isinstance(spec, OpDefinition) and spec.name == subject.spec.op:
+            return spec
     raise AssertionError(f"no plugin defines an op named {subject.spec.op!r}")
 
 

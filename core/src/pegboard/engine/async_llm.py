@@ -24,6 +24,7 @@ from pegboard.api.messages import (
     UtilityCall,
     UtilityResult,
 )
+from pegboard.api.observers import StatLogger
 from pegboard.api.outputs import RequestOutput
 from pegboard.api.renderers import Renderer
 from pegboard.api.sampling_params import SamplingParams
@@ -161,6 +162,11 @@ class AsyncLLM:
     def stats(self) -> SchedulerStats:
         """The newest the engine core has sent."""
         return self._frontend.stats
+
+    @property
+    def stat_loggers(self) -> list[StatLogger]:
+        """Those of plugins enabled by name, in catalog order. After `start`."""
+        return [stat_logger for _, stat_logger in self._frontend.loggers]
 
     @property
     def num_open(self) -> int:

@@ -90,4 +90,6 @@ def select_attention(
         "attention_backends", msgspec.structs.replace(query, block_size=any_size), name=name
     )
     preferred = msgspec.structs.replace(query, block_size=first.spec.preferred_block_size)
-    return catalog.select("attention_backends", preferred, name=first.entry.name), preferred
+    if first.spec.reasons_against(preferred):  # it does not take its own preferred size: say so
+        return catalog.select("attention_backends", preferred, name=first.entry.name), preferred
+    return first, preferred

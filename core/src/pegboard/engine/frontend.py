@@ -92,7 +92,7 @@ class Frontend:
         self.outputs = OutputProcessor(
             self.tokenizer, stream_interval=self.config.scheduler.stream_interval
         )
-        self._loggers = [
+        self.loggers = [
             (entry, self.catalog.create(entry, config=self.config))
             for entry in self.catalog.acting("stat_loggers")
         ]
@@ -161,7 +161,7 @@ class Frontend:
 
     def record(self, iteration: IterationStats) -> None:
         """Hand a batch's numbers to every stat logger; one that raises is confined."""
-        for entry, stat_logger in self._loggers:
+        for entry, stat_logger in self.loggers:
             try:
                 with self.catalog.guard.calling(
                     entry.plugin, "stat_loggers.record", scope="plugin"

@@ -59,7 +59,9 @@ def resolve(options: EngineOptions, catalog: Catalog) -> EngineConfig:
         download_dir=options.load.download_dir,
     )
     description = describe_model(str(path), options.model, catalog)
-    platform_entry = catalog.select("platforms", PlatformQuery()).entry
+    platform_entry = catalog.select(
+        "platforms", PlatformQuery(), name=options.parallel.platform
+    ).entry
     platform: Platform = catalog.create(platform_entry, platform_entry.spec)
     dtype = _dtype(options, description, platform, log)
     kv_dtype = _kv_dtype(options, dtype)

@@ -89,6 +89,7 @@ class ModelRunner:
     Attributes:
         model: what it drives. After `load_model`.
         attention: its caches and metadata. After `initialize_kv`.
+        tensor_parallel: the group that shares each layer.
         ledger: what the memory went to.
         op_choices: which implementation each op got, for the start report.
     """
@@ -113,6 +114,7 @@ class ModelRunner:
         self._config = config
         self._catalog = catalog
         self._device = device
+        self.tensor_parallel = tensor_parallel
         self._backends = AttentionBackends(catalog, config, device, platform.num_threads())
         detection: Detection = platform_detection(catalog, platform)
         self._ops = build_op_table(

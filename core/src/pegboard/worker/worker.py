@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,6 +64,7 @@ class Worker:
             "initialize_kv": self._initialize_kv,
             "kv_needs": self._kv_needs,
             "memory": self.memory,
+            "pid": os.getpid,
             "ping": self._ping,
         }
 

@@ -15,6 +15,9 @@ from pegboard_loaders.sizes import check_sizes
 
 __all__ = ["HfConfigReader"]
 
+#: A value read from JSON, of any type until it is checked.
+Json = Any
+
 _DTYPES = ("float32", "bfloat16", "float16")
 _REQUIRED = (
     "hidden_size",
@@ -122,7 +125,7 @@ def _positions(config: dict[str, Any]) -> int:
     return positions
 
 
-def _token_ids(value: Any, source: Path) -> tuple[int, ...]:  # noqa: ANN401 -- JSON
+def _token_ids(value: Json, source: Path) -> tuple[int, ...]:
     if value is None:
         return ()
     ids = value if isinstance(value, list) else [value]
@@ -162,7 +165,7 @@ def _chat_template(folder: Path) -> str | None:
     return None
 
 
-def _default_of(templates: list[Any]) -> Any:  # noqa: ANN401 -- JSON
+def _default_of(templates: list[Any]) -> Json:
     """Return the template called default, or the first, of a list of named ones."""
     named = {
         entry.get("name"): entry.get("template") for entry in templates if isinstance(entry, dict)

@@ -12,6 +12,9 @@ from pegboard.api.errors import ModelError
 
 __all__ = ["complete"]
 
+#: A value read from JSON, of any type until it is checked.
+Json = Any
+
 _COMMON: dict[str, Any] = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 
 #: Defaults of the configuration classes, by model_type.
@@ -84,7 +87,7 @@ def _complete_gemma3(config: dict[str, Any], source: Path) -> None:
     }
 
 
-def _rope(given: Any, scaling: Any, theta: Any, source: Path) -> dict[str, Any]:  # noqa: ANN401 -- JSON
+def _rope(given: Json, scaling: Json, theta: Json, source: Path) -> dict[str, Any]:
     """Return one rotary setting in the newer form: rope_type, rope_theta, the type's numbers."""
     for value in (given, scaling):
         if value is not None and not isinstance(value, dict):
@@ -108,6 +111,6 @@ def _rope(given: Any, scaling: Any, theta: Any, source: Path) -> dict[str, Any]:
     return rope
 
 
-def _is_positive(value: Any) -> bool:  # noqa: ANN401 -- JSON
+def _is_positive(value: Json) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return number and math.isfinite(value) and value > 0

@@ -39,11 +39,13 @@ def model_loaders() -> list[ModelLoaderSpec]:
         ModelLoaderSpec(
             name="safetensors",
             target="pegboard_loaders.safetensors_loader:SafetensorsLoader",
+            example="pegboard_loaders.examples:safetensors",
             summary="One safetensors file or the shards of an index, mapped.",
         ),
         ModelLoaderSpec(
             name="gguf",
             target="pegboard_loaders.gguf.loader:GgufLoader",
+            example="pegboard_loaders.examples:gguf",
             summary="Quantised GGUF weights, expanded once and kept in the weight cache.",
         ),
         ModelLoaderSpec(

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["DTYPES", "SafetensorsFile", "StoredTensor"]
 
+#: A value read from JSON, of any type until it is checked.
+Json = Any
+
 _LENGTH = struct.Struct("<Q")
 _MAX_HEADER_BYTES = 100_000_000
 _MAX_DIMS = 16
@@ -140,7 +143,7 @@ class SafetensorsFile:
             raise self._fail("its header is no JSON object")
         return header, end
 
-    def _entry(self, name: str, fields: Any, data_start: int) -> StoredTensor:  # noqa: ANN401 -- JSON
+    def _entry(self, name: str, fields: Json, data_start: int) -> StoredTensor:
         try:
             dtype, shape = fields["dtype"], tuple(fields["shape"])
             begin, end = fields["data_offsets"]

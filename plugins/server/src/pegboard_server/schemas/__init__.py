@@ -1,0 +1,1 @@
+"""Bodies: pydantic models for what comes in, msgspec structs for what goes out."""
