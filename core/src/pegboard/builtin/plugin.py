@@ -219,7 +219,7 @@ def op_definitions() -> list[OpDefinition]:
             name="apply_penalties",
             target="pegboard.sampling.penalties:apply_penalties",
             summary="Repetition, presence and frequency penalties.",
-            schema="(Tensor(a!) logits, Tensor in_prompt, Tensor counts, Tensor repetition, "
+            schema="(Tensor(a!) logits, Tensor token_ids, Tensor counts, Tensor repetition, "
             "Tensor presence, Tensor frequency) -> ()",
         ),
         OpDefinition(
