@@ -125,12 +125,22 @@ class _Row:
         self.tables = [list(table) for table in new.block_ids]
 
 
+#: What a row samples that saw a stranger's KV; it must never reach an output.
+GARBAGE = 999_999
+
+
 class FakeDevice:
     """A worker that keeps a persistent batch by the rules of `SchedulerOutput`, and a cache.
 
     Its cache remembers, for each slot, which prefix (as a tuple of ids) was written there; a step
     checks that whatever its queries may see holds exactly its own prefix. It thus fails on a
     block that is shared wrongly, freed early, or not computed.
+
+    Attributes:
+        forced: (request, position) to the token that is sampled there, instead of `token_at`.
+        fault_rows: request ids whose rows fault in the next step, leaving garbage in the cache.
+        is_lenient: after a failure and until it is told, rows that see garbage sample `GARBAGE`.
+        num_drafts: proposals after each step; about half of the tokens are right.
     """
 
     def __init__(
@@ -140,12 +150,15 @@ class FakeDevice:
         self.max_num_seqs = max_num_seqs
         self.budget = budget
         self.rows: dict[int, _Row] = {}
-        self.slots: dict[tuple[int, int], tuple[int, object]] = {}
+        self.slots: dict[tuple[int, int], object] = {}
         self.num_computed_tokens = 0
-        self.eos_at: dict[tuple[str, int], int] = {}
+        self.forced: dict[tuple[str, int], int] = {}
+        self.fault_rows: set[str] = set()
+        self.is_lenient = False
+        self.num_drafts = 0
 
     def sample(self, request_id: str, position: int) -> int:
-        return self.eos_at.get((request_id, position), token_at(request_id, position))
+        return self.forced.get((request_id, position), token_at(request_id, position))
 
     def run(self, step: SchedulerOutput) -> StepOutput:
         self._apply(step)
@@ -154,61 +167,92 @@ class FakeDevice:
         assert all(0 <= row < self.max_num_seqs for row in step.rows)
         ones = [count == 1 for count in step.num_scheduled_tokens]
         assert ones == sorted(ones, reverse=True), "rows with one token come first"
-        for row, count in zip(step.rows, step.num_scheduled_tokens, strict=True):
-            self._write(self.rows[row], count, step.draft_token_ids.get(row, []))
-        sampled = [
-            self._read(self.rows[row], count, step.draft_token_ids.get(row, []))
+        output = StepOutput(step_id=step.step_id)
+        work = [
+            (self.rows.get(row), count, step.draft_token_ids.get(row, []))
             for row, count in zip(step.rows, step.num_scheduled_tokens, strict=True)
         ]
-        return StepOutput(step_id=step.step_id, sampled_token_ids=sampled)
+        self.is_lenient |= any(row and row.request_id in self.fault_rows for row, _, _ in work)
+        for row, count, drafts in work:
+            if row is not None:
+                self._write(row, count, drafts, is_faulty=row.request_id in self.fault_rows)
+        for index, (row, count, drafts) in zip(step.rows, work, strict=True):
+            sampled = [GARBAGE] if row is None else self._read(row, count, drafts)
+            output.sampled_token_ids.append(sampled)
+            if row is None:
+                continue
+            if row.request_id in self.fault_rows:
+                output.faults[index] = "the row is at fault"
+            elif sampled and self.num_drafts:
+                output.draft_token_ids[index] = self._propose(row)
+        self.fault_rows = set()
+        return output
+
+    def _propose(self, row: _Row) -> list[int]:
+        position = len(row.token_ids)
+        drafts = []
+        for index in range(self.num_drafts):
+            token = self.sample(row.request_id, position + index)
+            drafts.append(token if token % 2 else VOCAB + 1)
+        return drafts
 
     def _apply(self, step: SchedulerOutput) -> None:
         for row in (*step.finished_rows, *step.preempted_rows):
             self.rows.pop(row, None)
         for new in step.new_requests:
-            assert new.row not in self.rows, f"row {new.row} is taken"
+            assert self.is_lenient or new.row not in self.rows, f"row {new.row} is taken"
             assert new.num_computed_tokens < len(new.token_ids)
             self.rows[new.row] = _Row(new)
         for row, new_ids in step.new_block_ids.items():
+            if row not in self.rows and self.is_lenient:
+                continue
             for table, ids in zip(self.rows[row].tables, new_ids, strict=True):
                 table.extend(ids)
 
-    def _write(self, row: _Row, count: int, drafts: Sequence[int]) -> None:
+    def _write(self, row: _Row, count: int, drafts: Sequence[int], *, is_faulty: bool) -> None:
         tokens = row.token_ids + list(drafts)
         start = row.num_computed
+        if self.is_lenient and not self._has_room(row, start + count, tokens):
+            return
         assert start + count <= len(tokens), "tokens are scheduled that nobody knows"
         self.num_computed_tokens += count
-        for group, table in zip(self.groups, row.tables, strict=True):
+        for index, (group, table) in enumerate(zip(self.groups, row.tables, strict=True)):
             for position in range(start, start + count):
                 block = table[position // group.block_size]
                 assert block != 0, "a step writes the null block"
-                self.slots[block, position % group.block_size] = (
-                    group.layers[0],
-                    tuple(tokens[: position + 1]),
-                )
+                content = (index, tuple(tokens[: position + 1]))
+                self.slots[block, position % group.block_size] = GARBAGE if is_faulty else content
 
     def _read(self, row: _Row, count: int, drafts: Sequence[int]) -> list[int]:
         tokens = row.token_ids + list(drafts)
-        start, end = row.num_computed, row.num_computed + count
-        for group, table in zip(self.groups, row.tables, strict=True):
-            first = 0 if group.window is None else max(0, start - group.window + 1)
-            for position in range(first, end):
-                block = table[position // group.block_size]
-                seen = self.slots.get((block, position % group.block_size))
-                expected = (group.layers[0], tuple(tokens[: position + 1]))
-                assert seen == expected, f"{row.request_id} sees a stranger's KV at {position}"
+        end = row.num_computed + count
+        is_clean = self._has_room(row, end, tokens) and self._sees_itself(row, end, tokens)
+        assert is_clean or self.is_lenient, f"{row.request_id} sees a stranger's KV"
         row.num_computed = end
         if end < len(row.token_ids):
             return []
         sampled = []
         for draft in (*drafts, None):
-            token = self.sample(row.request_id, len(row.token_ids))
+            token = self.sample(row.request_id, len(row.token_ids)) if is_clean else GARBAGE
             sampled.append(token)
             row.token_ids.append(token)
             if token != draft:
                 break
         row.num_computed = len(row.token_ids) - 1
         return sampled
+
+    def _has_room(self, row: _Row, end: int, tokens: Sequence[int]) -> bool:
+        tables = zip(self.groups, row.tables, strict=True)
+        return end <= len(tokens) and all(end <= len(t) * g.block_size for g, t in tables)
+
+    def _sees_itself(self, row: _Row, end: int, tokens: Sequence[int]) -> bool:
+        for index, (group, table) in enumerate(zip(self.groups, row.tables, strict=True)):
+            first = 0 if group.window is None else max(0, row.num_computed - group.window + 1)
+            for position in range(first, end):
+                slot = (table[position // group.block_size], position % group.block_size)
+                if self.slots.get(slot) != (index, tuple(tokens[: position + 1])):
+                    return False
+        return True
 
 
 class Engine:
@@ -218,19 +262,29 @@ class Engine:
         self.scheduler = scheduler
         self.device = device
         self.depth = depth
-        self.in_flight: deque[tuple[SchedulerOutput, StepOutput]] = deque()
+        self.in_flight: deque[tuple[SchedulerOutput, StepOutput | None]] = deque()
         self.outputs: dict[str, list[EngineCoreOutput]] = {}
         self.steps: list[SchedulerOutput] = []
 
-    def schedule(self) -> SchedulerOutput | None:
+    def schedule(self, *, fails: bool = False) -> SchedulerOutput | None:
+        """Make a step and run it; one that fails has not even reached the device's batch."""
         step = self.scheduler.schedule()
         if step is not None:
             self.steps.append(step)
-            self.in_flight.append((step, self.device.run(step)))
+            self.device.is_lenient |= fails
+            self.in_flight.append((step, None if fails else self.device.run(step)))
         return step
 
-    def end_step(self) -> None:
-        self.take(self.scheduler.update(*self.in_flight.popleft()))
+    def end_step(self) -> list[EngineCoreOutput]:
+        step, output = self.in_flight.popleft()
+        if output is None:
+            outputs = self.scheduler.fail_step(step, "the device is at fault")
+        else:
+            outputs = self.scheduler.update(step, output)
+        # Whatever is scheduled from now on was made knowing of this step.
+        self.device.is_lenient = any(o is None or o.faults for _, o in self.in_flight)
+        self.take(outputs)
+        return outputs
 
     def take(self, outputs: Sequence[EngineCoreOutput]) -> None:
         for output in outputs:
@@ -256,4 +310,5 @@ class Engine:
         return [t for output in self.outputs.get(request_id, []) for t in output.new_token_ids]
 
     def finish_reason(self, request_id: str) -> str | None:
-        return self.outputs[request_id][-1].finish_reason
+        outputs = self.outputs.get(request_id)
+        return outputs[-1].finish_reason if outputs else None

@@ -4,7 +4,8 @@ A free block keeps its contents and its key until it is taken, so a freed prefix
 Knows nothing of requests, groups or tokens: keys are opaque bytes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from pegboard.api.errors import ConfigError
 from pegboard.kv.block import NULL_BLOCK_ID, FreeBlocks, KVCacheBlock
@@ -141,3 +142,25 @@ class BlockPool:
     def num_solely_held(self, blocks: Sequence[KVCacheBlock]) -> int:
         """Return how many of `blocks` become free if their table lets go of them."""
         return sum(block.ref_count == 1 for block in blocks)
+
+    def audit(self, holders: Mapping[int, int]) -> list[str]:
+        """Return one line for everything that is wrong; empty if nothing is.
+
+        Args:
+            holders: block id to how many tables hold it, for all that are held.
+        """
+        wrong = [
+            f"{block} is held by {holders.get(block.block_id, 0)} table(s)"
+            for block in self._blocks
+            if block.ref_count != holders.get(block.block_id, 0)
+        ]
+        free = [block.block_id for block in self._free]
+        if len(free) != self._free.count or len(set(free)) != len(free):
+            wrong.append(f"the free list counts {self._free.count} and has {free}")
+        if set(free) != set(range(1, self.num_blocks)) - holders.keys():
+            wrong.append(f"{len(free)} blocks are free, {len(holders)} held of {self.num_blocks}")
+        keyed = Counter(block.key for block in self._blocks if block.key is not None)
+        found = Counter({key: 1 + len(self._duplicates.get(key, ())) for key in self._cached})
+        if keyed != found:
+            wrong.append(f"{keyed.total()} blocks have a key, {found.total()} can be found")
+        return wrong

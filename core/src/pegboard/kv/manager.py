@@ -62,6 +62,7 @@ class KVCacheManager:
     """Gives blocks to requests and takes them back.
 
     Attributes:
+        groups, group_types: as they were given.
         pool: the blocks.
         prefix_queries_tokens, prefix_hits_tokens: prompt tokens that were looked up, and found.
     """
@@ -85,7 +86,7 @@ class KVCacheManager:
         self.prefix_queries_tokens = 0
         self.prefix_hits_tokens = 0
         self.pool = BlockPool(num_blocks)
-        self._types = list(group_types)
+        self.group_types = list(group_types)
         self._coordinator = GroupCoordinator(group_types, self.pool)
         self._block_sizes = self._coordinator.block_sizes
         self._hasher = BlockHasher(self._coordinator.hash_block_size)
@@ -136,7 +137,7 @@ class KVCacheManager:
         Cached blocks that nobody holds count as free, but for those the hit itself takes.
         """
         need = num_kept
-        for group_type, table in zip(self._types, hit.tables, strict=True):
+        for group_type, table in zip(self.group_types, hit.tables, strict=True):
             most = group_type.max_blocks(num_tokens, max_tokens_in_flight)
             num_hit = 0
             for block in table:
@@ -149,7 +150,7 @@ class KVCacheManager:
     def num_missing(self, kv: RequestKV, num_tokens: int, max_tokens_in_flight: int) -> int:
         """Return how many more blocks a request takes until `num_tokens` are computed."""
         missing = 0
-        for group_type, table in zip(self._types, kv.tables, strict=True):
+        for group_type, table in zip(self.group_types, kv.tables, strict=True):
             most = group_type.max_blocks(num_tokens, max_tokens_in_flight)
             held = sum(block is not self.pool.null_block for block in table)
             missing += max(0, most - held)
@@ -161,7 +162,7 @@ class KVCacheManager:
         while low < high:
             middle = (low + high + 1) // 2
             in_flight = min(middle, max_tokens_in_flight)
-            need = sum(group_type.max_blocks(middle, in_flight) for group_type in self._types)
+            need = sum(group_type.max_blocks(middle, in_flight) for group_type in self.group_types)
             if need < self.pool.num_blocks:
                 low = middle
             else:
@@ -234,7 +235,7 @@ class KVCacheManager:
         """
         next_trim = _NEVER
         for group in self._trimmed:
-            group_type, table = self._types[group], kv.tables[group]
+            group_type, table = self.group_types[group], kv.tables[group]
             first = min(group_type.first_needed_block(num_computed_tokens), len(table))
             old = kv.first_live[group]
             if first > old:
@@ -258,9 +259,9 @@ class KVCacheManager:
                     shared.add(block.block_id)
         return shared
 
-    def holds_any(self, kv: RequestKV, block_ids: set[int]) -> bool:
-        """Whether a request's tables have one of these blocks."""
-        return any(block.block_id in block_ids for table in kv.tables for block in table)
+    def holds_any(self, tables: BlockTables, block_ids: set[int]) -> bool:
+        """Whether tables have one of these blocks."""
+        return any(block.block_id in block_ids for table in tables for block in table)
 
     def take(self, kv: RequestKV) -> BlockTables:
         """Empty a request's tables without freeing; give the result to `release` later."""

@@ -21,6 +21,7 @@ from pegboard.api.scheduling import SchedulerPolicy
 from pegboard.config.engine import ResolvedSchedulerConfig
 from pegboard.kv.manager import KVCacheManager
 from pegboard.scheduler.admission import Admission
+from pegboard.scheduler.audit import audit
 from pegboard.scheduler.batch import Batch
 from pegboard.scheduler.plan import StepPlan
 from pegboard.scheduler.planner import StepPlanner
@@ -67,6 +68,7 @@ class Scheduler:
         if max_steps_in_flight is None:
             max_steps_in_flight = 2 if config.async_scheduling else 1
         max_tokens_in_flight = max_steps_in_flight * config.max_num_batched_tokens
+        self._max_steps_in_flight = max_steps_in_flight
         self._config = config
         self._kv = kv
         self._policy = policy
@@ -235,6 +237,15 @@ class Scheduler:
             faults=dict(self._faults),
         )
 
+    def audit(self) -> list[str]:
+        """Return what is wrong with the books, a line each. Walks all blocks: not in service."""
+        return audit(
+            self._kv,
+            self._batch,
+            num_rows=self._config.max_num_seqs,
+            num_lookahead_tokens=self._max_steps_in_flight * self._num_drafts_wanted,
+        )
+
     # --- the parts of these ---
 
     def _check(self, request: EngineCoreRequest) -> None:
@@ -353,11 +364,12 @@ class Scheduler:
         batch = self._batch
         while block_ids:
             block_ids |= batch.steps.forget_held(record)
+            batch.steps.ignore_holders(block_ids, record)
             holders = [
                 request
                 for request in batch.running
                 if request.status is RequestStatus.RUNNING
-                and self._kv.holds_any(request.kv, block_ids)
+                and self._kv.holds_any(request.kv.tables, block_ids)
             ]
             block_ids = set()
             for request in holders:

@@ -16,8 +16,9 @@ __all__ = ["StepRecord", "StepsInFlight"]
 
 
 class _Held(NamedTuple):
-    """Block tables that wait for a step, with how far they were computed for certain."""
+    """Block tables that wait for a step, whose they were, and how far computed for certain."""
 
+    request: Request
     tables: BlockTables
     num_confirmed: int
 
@@ -97,9 +98,13 @@ class StepsInFlight:
             return
         record = self._records[index]
         num_freed = self._kv.num_freed_by(tables)
-        record.held.append(_Held(tables, request.num_confirmed))
+        record.held.append(_Held(request, tables, request.num_confirmed))
         record.num_held += num_freed
         self.num_returning += num_freed
+
+    def held_tables(self) -> list[BlockTables]:
+        """Return all tables that wait for a step to end."""
+        return [held.tables for record in self._records for held in record.held]
 
     def ignore(self, request: Request, also: StepRecord) -> None:
         """Ignore what steps in flight, and `also`, give for a request."""
@@ -107,6 +112,13 @@ class StepsInFlight:
             for index, other in enumerate(record.requests):
                 if other is request:
                     record.requests[index] = None
+
+    def ignore_holders(self, block_ids: set[int], also: StepRecord) -> None:
+        """Ignore requests that left while steps in flight, and `also`, read one of these blocks."""
+        for record in (also, *self._records):
+            for held in record.held:
+                if self._kv.holds_any(held.tables, block_ids):
+                    self.ignore(held.request, also)
 
     def forget_held(self, also: StepRecord) -> set[int]:
         """Make unhittable what steps in flight, and `also`, may write of blocks they hold.
