@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-import pegboard
 from pegboard.api.errors import (
     ApiVersionError,
     ConfigError,
@@ -253,7 +252,7 @@ def _resolve(plugin: LoadedPlugin) -> ResolvedPlugin:
         name=plugin.info.name,
         target=absolute_target(found.target),
         distribution="pegboard-core" if builtin else found.distribution,
-        version=pegboard.__version__ if builtin else found.version,
+        version=plugin.info.version if builtin else found.version,
         path=plugin.path,
         enabled=plugin.enabled,
         options=plugin.options,
@@ -304,7 +303,7 @@ def _verify(expected: ResolvedPlugin, plugin: LoadedPlugin, process: str) -> Non
         except importlib.metadata.PackageNotFoundError:
             version = "not installed"
     elif found.name == BUILTIN.name:
-        version = pegboard.__version__
+        version = plugin.info.version
     for what, here, there in (
         ("name", plugin.info.name, expected.name),
         ("version", version, expected.version),

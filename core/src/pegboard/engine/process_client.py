@@ -46,7 +46,7 @@ _MAX_SOCKET_PATH = 90
 _SEND_TIMEOUT_MS = 2000
 _KILL_WAIT_S = 5.0
 #: What the child sent before its end may still be on its way.
-_LAST_WORDS_MS = 200
+_LAST_WORDS_MS = 50
 
 
 class ProcessClient(CoreClient):
@@ -221,7 +221,10 @@ class ProcessClient(CoreClient):
                 self._process.kill()
             self._thread.join(_KILL_WAIT_S)
         self._finalizer()
-        self._to_core.close()
+        with self._send_lock:
+            self._to_core.close()
+        if not self._thread.is_alive():
+            self._context.term()
 
 
 def _end(process: "subprocess.Popen[bytes] | None", folder: str) -> None:
