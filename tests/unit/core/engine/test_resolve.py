@@ -121,3 +121,10 @@ def test_front_end_imports_no_torch(tmp_path: Path) -> None:
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_quantised_checkpoint_is_refused_rather_than_misread(tmp_path: Path) -> None:
+    path = tmp_path / "model-awq.fake"
+    path.touch()
+    with pytest.raises(ModelError, match="quantised with awq"):
+        _resolve(tmp_path, model=str(path))
