@@ -209,11 +209,12 @@ class ProcessClient(CoreClient):
         """Say stop, wait, then end the child by force."""
         if self._stopping:
             return
-        with contextlib.suppress(EngineDead):
-            self._send(Wish.STOP, None)
+        if isinstance(self._answer, CoreReady):
+            with contextlib.suppress(EngineDead):
+                self._send(Wish.STOP, None)
+        else:
+            timeout_s = 0.0  # it does not listen before it is ready, nor would a message leave
         self._stopping = True
-        if not self._answered.is_set() or not isinstance(self._answer, CoreReady):
-            timeout_s = 0.0  # it does not listen before it is ready
         if self._process is not None:
             try:
                 self._process.wait(timeout_s)
