@@ -96,7 +96,6 @@ def resolve(options: EngineOptions, catalog: Catalog) -> EngineConfig:
         scheduler=_scheduler(options, model, platform, selection.spec, catalog, log),
         parallel=options.parallel,
         attention=options.attention,
-        compilation=options.compilation,
         ops=options.ops,
         observability=options.observability,
         plugins=catalog.resolved(),
@@ -176,7 +175,6 @@ def _model(
         tokenizer_path=options.model.tokenizer or description.path,
         default_sampling=default_sampling(description, options.model),
         logits_processors=options.model.logits_processors,
-        enforce_eager=options.model.enforce_eager,
     )
 
 
