@@ -2,13 +2,13 @@
 
 import inspect
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
-
-import msgspec
 
 from pegboard.api.hookspecs import COMPONENT_HOOKS, LIFECYCLE_HOOKS, HookSpecs
-from pegboard.config.engine import EngineOptions
+from pegboard.config.fields import OptionField, engine_groups, fields_of
+from pegboard_cpu.config import CpuConfig
+from pegboard_server.config import ServerConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -42,22 +42,21 @@ def hooks_page() -> str:
 
 def configuration_page() -> str:
     """Return the page that lists every option: the engine's, then each first-party plugin's."""
-    from pegboard_server.options import ServerOptions
-
     lines = [
         "# Configuration",
         "",
-        "Written by `make docs` from the structs in `pegboard.config`. Each field is a TOML key in its table and a flag of `platform serve` (dashes or underscores). Flags win over `PEGBOARD_*` variables, which win over the file (`--config`, `PEGBOARD_CONFIG`).",
+        "Written by `make docs` from the structs in `pegboard.config`. Each option is a key of its table in the TOML file and a flag of `platform serve` (dashes or underscores); booleans also have `--no-…`. Flags win over `PEGBOARD_*` variables, which win over the file (`--config`, `PEGBOARD_CONFIG`). Integers take `8k` (8000) and `8K` (8192).",
     ]
-    for table, hint in get_type_hints(EngineOptions).items():
-        lines += section(f"[{table}]", hint)
-    lines += section("[plugins.server]", ServerOptions)
+    for group in engine_groups():
+        lines += section(f"[{group.name}]", group.title, group.fields)
+    for name, struct in (("server", ServerConfig), ("cpu", CpuConfig)):
+        doc = (inspect.getdoc(struct) or "").splitlines()[0]
+        lines += section(f"[plugins.{name}]", doc, fields_of(struct), plugin=name)
     return "\n".join([*lines, ""])
 
 
-def section(title: str, struct: type) -> list[str]:
-    """Return the table of one struct's fields."""
-    doc = (inspect.getdoc(struct) or "").splitlines()[0]
+def section(title: str, doc: str, fields: Iterable[OptionField], plugin: str = "") -> list[str]:
+    """Return the table of one struct's options."""
     lines = [
         "",
         f"## `{title}`",
@@ -67,29 +66,15 @@ def section(title: str, struct: type) -> list[str]:
         "| key | flag | type | default | meaning |",
         "|---|---|---|---|---|",
     ]
-    hints = get_type_hints(struct, include_extras=True)
-    for field in msgspec.structs.fields(struct):
-        kind, meaning = describe(hints[field.name])
-        default = field.default
-        if default is msgspec.NODEFAULT:
-            default = (
-                field.default_factory() if field.default_factory is not msgspec.NODEFAULT else ""
-            )
-        flag = f"`--{field.name.replace('_', '-')}`"
-        lines.append(f"| `{field.name}` | {flag} | {kind} | `{default}` | {meaning} |")
+    for field in fields:
+        flags = ", ".join(f"`{flag}`" for flag in field.flags)
+        if plugin not in ("", "server"):
+            flags = f"`--plugin-config {plugin}.{field.name}=…`"
+        kind = ", ".join(field.choices) if field.choices else field.kind
+        default = "" if field.default is None else f"`{field.default}`"
+        meaning = field.help.replace("|", "\\|")
+        lines.append(f"| `{field.name}` | {flags} | {kind} | {default} | {meaning} |")
     return lines
-
-
-def describe(hint: Any) -> tuple[str, str]:
-    """Return a field's type as words, and its description."""
-    meaning = ""
-    while get_origin(hint) is Annotated:
-        hint, *notes = get_args(hint)
-        for note in notes:
-            meaning = meaning or (getattr(note, "description", None) or "")
-    name = getattr(hint, "__name__", None) if not get_args(hint) else None
-    text = name or str(hint).replace("typing.", "").replace("NoneType", "None")
-    return text.replace("|", "or"), meaning.replace("|", "\\|")
 
 
 PAGES = {"hooks.md": hooks_page, "configuration.md": configuration_page}

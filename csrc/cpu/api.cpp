@@ -2,6 +2,7 @@
 #include "errors.h"
 #include "isa.h"
 #include "packing.h"
+#include "philox.h"
 #include "pool.h"
 #include "self_check.h"
 #include "tables.h"
@@ -199,6 +200,41 @@ int32_t pgk_paged_attention(const void* query, int64_t query_stride, void* out, 
                                              cu_query_lens, seq_lens, block_table, block_table_stride, scale, softcap,
                                              window, is_causal, sinks}),
                   "paged_attention");
+}
+
+#define PGK_REQUIRE_ROWS(name)                                                                             \
+  PGK_REQUIRE(rows >= 0 && vocab > 0 && stride >= vocab, name ": %lld x %lld, stride %lld", number(rows), \
+              number(vocab), number(stride));                                                              \
+  if (rows == 0) return PGK_OK;                                                                            \
+  PGK_REQUIRE(logits != nullptr, name ": a null pointer")
+
+int32_t pgk_most_likely(const float* logits, int64_t stride, int64_t rows, int64_t vocab, float* values, int64_t* tokens) {
+  PGK_REQUIRE_ROWS("most_likely");
+  return kernels().most_likely(
+      {const_cast<float*>(logits), stride, rows, vocab, values, tokens, nullptr, nullptr, nullptr, nullptr});
+}
+
+int32_t pgk_draw_tokens(const float* logits, int64_t stride, int64_t rows, int64_t vocab, const double* uniforms,
+                        int64_t* tokens) {
+  PGK_REQUIRE_ROWS("draw_tokens");
+  return finished(kernels().draw_tokens({const_cast<float*>(logits), stride, rows, vocab, nullptr, tokens, uniforms, nullptr,
+                                         nullptr, nullptr}),
+                  "draw_tokens");
+}
+
+int32_t pgk_keep_likely(float* logits, int64_t stride, int64_t rows, int64_t vocab, const int32_t* top_k,
+                        const float* top_p, const float* min_p) {
+  PGK_REQUIRE_ROWS("keep_likely");
+  return finished(
+      kernels().keep_likely({logits, stride, rows, vocab, nullptr, nullptr, nullptr, top_k, top_p, min_p}), "keep_likely");
+}
+
+int32_t pgk_philox_uniform(const int64_t* seeds, const int64_t* positions, int64_t stream, int64_t count,
+                           double* uniforms) {
+  PGK_REQUIRE(count >= 0 && (count == 0 || (seeds != nullptr && positions != nullptr && uniforms != nullptr)),
+              "philox_uniform: %lld rows or a null pointer", number(count));
+  for (int64_t i = 0; i < count; ++i) uniforms[i] = pgk::philox_uniform(seeds[i], positions[i], stream);
+  return PGK_OK;
 }
 
 int32_t pgk_gather_rows(const void* table, int64_t table_stride, int64_t table_rows, int64_t cols, const int64_t* ids,

@@ -16,7 +16,7 @@ namespace {
 #define PGK_TABLE(name)                                                                                       \
   {                                                                                                           \
     name::pack_rows, name::gather_packed, name::linear, name::rms_norm, name::gated_activation,               \
-        name::rotate_and_write, name::paged_attention                                                         \
+        name::rotate_and_write, name::paged_attention, name::most_likely, name::draw_tokens, name::keep_likely \
   }
 const KernelTable kPortable = PGK_TABLE(portable);
 #if defined(PGK_HAVE_AVX2)

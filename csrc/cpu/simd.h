@@ -85,9 +85,10 @@ PGK_INLINE void store_as(bf16* p, V v, int64_t n) {
   n >= kLanes ? store_bf16(p, v) : store_bf16_n(p, v, static_cast<int>(n));
 }
 
-// 2^x for x in about [-126, 127]; below, 0. Relative error under 2e-7: x = n + r, |r| <= 1/2, and a degree-6
+// 2^x; 0 below x = -126. Relative error under 2e-7: x = n + r, |r| <= 1/2, and a degree-6
 // Taylor polynomial of 2^r (coefficients ln2^i / i!).
-PGK_INLINE V exp2(V x) {
+PGK_INLINE V exp2(V exponent) {
+  V x = exponent;
   x = max(set1(-127.0f), x);  // in this order a NaN stays a NaN
   x = min(set1(127.0f), x);
   const V n = round_even(x);
@@ -99,7 +100,7 @@ PGK_INLINE V exp2(V x) {
   p = fma(p, r, set1(2.4022651e-1f));
   p = fma(p, r, set1(6.9314718e-1f));
   p = fma(p, r, set1(1.0f));
-  return scale_by_pow2(p, n);
+  return select_less(exponent, set1(-126.0f), set1(0.0f), scale_by_pow2(p, n));
 }
 constexpr float kLog2E = 1.4426950408889634f;
 PGK_INLINE V exp(V x) { return exp2(mul(x, set1(kLog2E))); }

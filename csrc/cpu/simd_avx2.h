@@ -81,6 +81,24 @@ PGK_INLINE V keep_range(V v, int lo, int hi, float fill) {
   return V{keep_half(v.a, index, lo, hi, other),
            keep_half(v.b, _mm256_add_epi32(index, _mm256_set1_epi32(8)), lo, hi, other)};
 }
+PGK_INLINE V select_less(V a, V b, V if_less, V otherwise) {
+  return V{_mm256_blendv_ps(otherwise.a, if_less.a, _mm256_cmp_ps(a.a, b.a, _CMP_LT_OQ)),
+           _mm256_blendv_ps(otherwise.b, if_less.b, _mm256_cmp_ps(a.b, b.b, _CMP_LT_OQ))};
+}
+PGK_INLINE bool any_nan(V v) {
+  return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(v.a, v.a, _CMP_UNORD_Q), _mm256_cmp_ps(v.b, v.b, _CMP_UNORD_Q))) != 0;
+}
+// The first lane equal to x, or 16.
+PGK_INLINE int first_equal(V v, float x) {
+  const __m256 wanted = _mm256_set1_ps(x);
+  const int low = _mm256_movemask_ps(_mm256_cmp_ps(v.a, wanted, _CMP_EQ_OQ));
+  const int high = _mm256_movemask_ps(_mm256_cmp_ps(v.b, wanted, _CMP_EQ_OQ));
+  return __builtin_ctz(static_cast<unsigned>(low | high << 8) | 0x10000u);
+}
+PGK_INLINE void store_int(int32_t* p, V v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_cvttps_epi32(v.a));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), _mm256_cvttps_epi32(v.b));
+}
 PGK_INLINE float sum_lanes(V v) {
   const __m256 eight = _mm256_add_ps(v.a, v.b);
   __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));

@@ -54,6 +54,15 @@ PGK_INLINE V keep_range(V x, int lo, int hi, float fill) {
   const uint32_t under = lo >= kLanes ? 0xffffu : (lo <= 0 ? 0u : (1u << lo) - 1);
   return V{_mm512_mask_blend_ps(static_cast<__mmask16>(below & ~under), _mm512_set1_ps(fill), x.v)};
 }
+PGK_INLINE V select_less(V a, V b, V if_less, V otherwise) {
+  return V{_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), otherwise.v, if_less.v)};
+}
+PGK_INLINE bool any_nan(V x) { return _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q) != 0; }
+// The first lane equal to x, or 16.
+PGK_INLINE int first_equal(V v, float x) {
+  return __builtin_ctz(_mm512_cmp_ps_mask(v.v, _mm512_set1_ps(x), _CMP_EQ_OQ) | 0x10000u);
+}
+PGK_INLINE void store_int(int32_t* p, V x) { _mm512_storeu_si512(p, _mm512_cvttps_epi32(x.v)); }
 PGK_INLINE float sum_lanes(V x) { return _mm512_reduce_add_ps(x.v); }
 PGK_INLINE float max_lanes(V x) { return _mm512_reduce_max_ps(x.v); }
 

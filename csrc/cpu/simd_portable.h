@@ -83,6 +83,22 @@ PGK_INLINE V keep_range(V v, int lo, int hi, float fill) {
   PGK_EACH r.lane[i] = (i >= lo && i < hi) ? v.lane[i] : fill;
   return r;
 }
+PGK_INLINE V select_less(V a, V b, V if_less, V otherwise) {
+  V r;
+  PGK_EACH r.lane[i] = a.lane[i] < b.lane[i] ? if_less.lane[i] : otherwise.lane[i];
+  return r;
+}
+PGK_INLINE bool any_nan(V v) {
+  bool found = false;
+  PGK_EACH found |= v.lane[i] != v.lane[i];
+  return found;
+}
+// The first lane equal to x, or 16.
+PGK_INLINE int first_equal(V v, float x) {
+  PGK_EACH if (v.lane[i] == x) return i;
+  return kLanes;
+}
+PGK_INLINE void store_int(int32_t* p, V v) { PGK_EACH p[i] = static_cast<int32_t>(v.lane[i]); }
 PGK_INLINE float sum_lanes(V v) {
   float part[8];
   for (int i = 0; i < 8; ++i) part[i] = v.lane[i] + v.lane[i + 8];

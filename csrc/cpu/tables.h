@@ -101,6 +101,17 @@ struct AttentionArgs {
   const float* sinks;
 };
 
+// Rows of logits [rows, vocab], a token or a filter a row.
+struct SampleArgs {
+  float* logits;
+  int64_t stride, rows, vocab;
+  float* values;            // most_likely: the greatest logit
+  int64_t* tokens;          // most_likely, draw_tokens
+  const double* uniforms;   // draw_tokens
+  const int32_t* top_k;     // keep_likely: 0 is off
+  const float *top_p, *min_p;  // keep_likely: 1 and 0 are off
+};
+
 // Each returns a PgkStatus (PGK_OK or PGK_OUT_OF_MEMORY); arguments have been checked.
 struct KernelTable {
   int32_t (*pack_rows)(const PackArgs&);
@@ -110,6 +121,9 @@ struct KernelTable {
   int32_t (*gated_activation)(const ActivationArgs&);
   int32_t (*rotate_and_write)(const RotateArgs&);
   int32_t (*paged_attention)(const AttentionArgs&);
+  int32_t (*most_likely)(const SampleArgs&);
+  int32_t (*draw_tokens)(const SampleArgs&);
+  int32_t (*keep_likely)(const SampleArgs&);
 };
 
 #define PGK_DECLARE_ISA(name)                         \
@@ -121,6 +135,9 @@ struct KernelTable {
   int32_t gated_activation(const ActivationArgs&);    \
   int32_t rotate_and_write(const RotateArgs&);        \
   int32_t paged_attention(const AttentionArgs&);      \
+  int32_t most_likely(const SampleArgs&);             \
+  int32_t draw_tokens(const SampleArgs&);             \
+  int32_t keep_likely(const SampleArgs&);             \
   }
 PGK_DECLARE_ISA(portable)
 PGK_DECLARE_ISA(avx2)

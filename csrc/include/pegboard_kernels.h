@@ -68,6 +68,20 @@ PGK_EXPORT int32_t pgk_gated_activation(const void* x, int64_t x_stride, int64_t
 PGK_EXPORT int32_t pgk_gather_rows(const void* table, int64_t table_stride, int64_t table_rows, int64_t cols,
                                    const int64_t* ids, int64_t num_ids, void* out, int64_t out_stride, int32_t dtype);
 
+/* Sampling over rows of float32 logits [rows, vocab], `stride` apart.
+ * most_likely: the greatest logit and its first index; a NaN counts as the greatest.
+ * draw_tokens: inverse of the cumulative distribution of softmax(logits) at a uniform in [0, 1); -inf is never drawn.
+ * keep_likely: -inf for what min-p, then top-k, then top-p drop, ties kept; top_k 0, top_p 1, min_p 0 are off.
+ * philox_uniform: Philox-4x32-10 of key (seed) and counter (position, 0, stream, 0), the upper 53 of 64 bits over 2^53. */
+PGK_EXPORT int32_t pgk_most_likely(const float* logits, int64_t stride, int64_t rows, int64_t vocab, float* values,
+                                   int64_t* tokens);
+PGK_EXPORT int32_t pgk_draw_tokens(const float* logits, int64_t stride, int64_t rows, int64_t vocab, const double* uniforms,
+                                   int64_t* tokens);
+PGK_EXPORT int32_t pgk_keep_likely(float* logits, int64_t stride, int64_t rows, int64_t vocab, const int32_t* top_k,
+                                   const float* top_p, const float* min_p);
+PGK_EXPORT int32_t pgk_philox_uniform(const int64_t* seeds, const int64_t* positions, int64_t stream, int64_t count,
+                                      double* uniforms);
+
 /* Optional norm of each head, rotation of query and key in place, and the write of key and value into the cache, in one
  * pass over the tokens. Nullable: q_norm, k_norm, positions (no rotation), query, key_cache (no write), value.
  * cos_sin is [max_position, rotary_size] float32, cosines then sines. slot -1 is skipped. */

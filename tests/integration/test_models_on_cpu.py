@@ -1,4 +1,4 @@
-"""Every family on the CPU plugin's ops and attention, chosen by the catalog, against transformers."""
+"""Every family on the CPU plugin's ops and attention, chosen by the catalog."""
 
 import importlib
 import random

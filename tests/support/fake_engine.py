@@ -259,4 +259,5 @@ def with_prometheus(client):
         ),
     )
     client.stat_loggers = [logger]
+    client.stats = SchedulerStats(num_running=2, num_steps=1, step_tokens=9, kv_usage=0.25)
     return client

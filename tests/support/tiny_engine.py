@@ -17,7 +17,6 @@ from pegboard.config.model import LoadConfig, ModelConfig
 from pegboard.config.plugins import PluginsConfig
 from pegboard.config.runtime import (
     AttentionConfig,
-    CompilationConfig,
     KernelConfig,
     ObservabilityConfig,
     ParallelConfig,
@@ -77,7 +76,6 @@ def tiny_config(checkpoint: Checkpoint, catalog: Catalog, **changes: Any) -> Eng
         "scheduler": scheduler,
         "parallel": ParallelConfig(),
         "attention": AttentionConfig(),
-        "compilation": CompilationConfig(),
         "ops": KernelConfig(),
         "observability": ObservabilityConfig(),
     }

@@ -1,7 +1,7 @@
 """Pegboard's CPU kernels: finding and checking the native library. Imports no torch.
 
-`load()` returns the library or raises `KernelsUnavailableError` with the reason. The functions over
-tensors are in `pegboard_kernels.tensors`, the packed weights in `pegboard_kernels.packed`.
+`load()` returns the library or raises `KernelsUnavailableError` with the reason. The kernels over
+torch tensors are in the modules `linear`, `packed`, `fused`, `attention` and `sampling`.
 """
 
 from pegboard_kernels.library import (

@@ -64,6 +64,10 @@ _SIGNATURES: dict[str, list[type]] = {
     ],
     "pgk_gated_activation": [_PTR, _I64, _I64, _I64, _PTR, _I64, _I32, _I32],
     "pgk_gather_rows": [_PTR, _I64, _I64, _I64, _PTR, _I64, _PTR, _I64, _I32],
+    "pgk_most_likely": [_PTR, _I64, _I64, _I64, _PTR, _PTR],
+    "pgk_draw_tokens": [_PTR, _I64, _I64, _I64, _PTR, _PTR],
+    "pgk_keep_likely": [_PTR, _I64, _I64, _I64, _PTR, _PTR, _PTR],
+    "pgk_philox_uniform": [_PTR, _PTR, _I64, _I64, _PTR],
     "pgk_rotate_and_write": [
         *(_PTR, _I64, _PTR, _I64, _PTR, _I64, _I32, _I64, _I32, _I32, _I32),
         *(_PTR, _PTR, _I32, _F32, _F32),

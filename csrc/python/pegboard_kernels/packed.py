@@ -5,12 +5,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from pegboard_kernels.library import KernelError, load
-from pegboard_kernels.tensors import ACTIVATIONS, gather_packed, linear
+from pegboard_kernels.library import KernelError
+from pegboard_kernels.linear import gather_packed, linear
+from pegboard_kernels.registration import ACTIVATIONS, DTYPE_CODES, LIBRARY
 
 __all__ = ["PackedMatrix"]
-
-_DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 
 
 class PackedMatrix:
@@ -42,14 +41,14 @@ class PackedMatrix:
         Raises:
             KernelError: an unsupported dtype, activation or shape.
         """
-        if dtype not in _DTYPE_CODES:
+        if dtype not in DTYPE_CODES:
             raise KernelError(f"dtype {dtype} is not supported; float32 and bfloat16 are")
         if activation not in ACTIVATIONS or (activation and n % 2):
             raise KernelError(f"activation {activation!r} with {n} rows is not supported")
         self.n, self.k, self.dtype, self.activation = n, k, dtype, activation
-        self._code = _DTYPE_CODES[dtype]
+        self._code = DTYPE_CODES[dtype]
         self._activation = ACTIVATIONS[activation]
-        num_bytes = load().c.pgk_packed_bytes(self._code, n, k)
+        num_bytes = LIBRARY.c.pgk_packed_bytes(self._code, n, k)
         if num_bytes < 0:
             raise KernelError(f"a weight of {n} x {k} cannot be packed")
         self.data = torch.zeros(num_bytes, dtype=torch.uint8)
@@ -71,15 +70,14 @@ class PackedMatrix:
         """Pack `rows` [count, k] as rows begin .. begin + count; float32 or bfloat16."""
         if rows.dim() != 2 or rows.shape[1] != self.k:
             raise KernelError(f"rows are {tuple(rows.shape)}, the weight is {self.n} x {self.k}")
-        if rows.dtype not in _DTYPE_CODES:
+        if rows.dtype not in DTYPE_CODES:
             rows = rows.to(torch.float32)
         if rows.stride(1) != 1 or (rows.shape[0] > 1 and rows.stride(0) < self.k):
             rows = rows.contiguous()
-        library = load()
-        library.check(
-            library.c.pgk_pack_rows(
+        LIBRARY.check(
+            LIBRARY.c.pgk_pack_rows(
                 self._code, 1 if self._activation else 0, self.n, self.k, rows.data_ptr(),
-                _DTYPE_CODES[rows.dtype], max(rows.stride(0), self.k), begin, rows.shape[0],
+                DTYPE_CODES[rows.dtype], max(rows.stride(0), self.k), begin, rows.shape[0],
                 self.data.data_ptr(),
             )
         )  # fmt: skip

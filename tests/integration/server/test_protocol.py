@@ -342,6 +342,7 @@ def test_metrics_show_engine_and_http_under_the_fields_names(http):
     label = '{engine="0",model_name="fake-model"}'
     for prefix in ("vllm", "pegboard"):
         assert f"{prefix}:num_requests_running{label} 2.0" in text
+        assert f"{prefix}:kv_cache_usage_perc{label} 0.25" in text
         assert f"{prefix}:prompt_tokens_total{label} 7.0" in text
         assert f"{prefix}:time_to_first_token_seconds_count{label} 1.0" in text
         assert f"{prefix}:inter_token_latency_seconds_sum{label} 0.32" in text

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from pegboard_kernels import Isa, KernelError, KernelLibrary
-from pegboard_kernels import tensors as kernels
+from pegboard_kernels.attention import paged_attention
+from pegboard_kernels.fused import rotate_and_write
 
 # Probabilities and values are bfloat16 inside for bfloat16 caches.
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
@@ -30,7 +31,7 @@ class Batch:
     def attend(self, **options: float | Tensor) -> Tensor:
         arguments = {"scale": 0.3, "soft_cap": 0.0, "window": 0, "is_causal": True, **options}
         out = torch.full_like(self.query, float("nan"))
-        kernels.paged_attention(
+        paged_attention(
             self.query, out, self.key_cache, self.value_cache, self.block_size, self.starts,
             self.lengths, self.block_table, **arguments,
         )  # fmt: skip
@@ -99,7 +100,7 @@ def make_batch(
         slots = torch.tensor(
             [blocks[t // block_size] * block_size + t % block_size for t in range(length)]
         )
-        kernels.rotate_and_write(
+        rotate_and_write(
             None, key, value, None, None, 0.0, 0.0, None, None, True, *caches, slots, block_size
         )
         keys.append(key)

@@ -7,8 +7,7 @@ The configuration appears here as read-only views; the core's structs satisfy th
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import Future
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
 
@@ -21,6 +20,9 @@ from pegboard.api.plugin import ComponentContext, ComponentSpec
 from pegboard.api.renderers import Renderer
 from pegboard.api.sampling_params import SamplingParams
 from pegboard.api.tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 __all__ = [
     "CacheConfigView",
@@ -311,7 +313,9 @@ class Executor(ABC):
         """Give a step to the workers. Returns at once where work is asynchronous."""
 
     @abstractmethod
-    def sample(self, handle: StepHandle, grammar_masks: bytes | None = None) -> Future[StepOutput]:
+    def sample(
+        self, handle: StepHandle, grammar_masks: bytes | None = None
+    ) -> "Future[StepOutput]":
         """Ask for the step's output. The future fails with `StepError` or `WorkerError`."""
 
     @abstractmethod

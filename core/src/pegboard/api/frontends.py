@@ -1,15 +1,17 @@
 """Front ends, HTTP routes and subcommands."""
 
 import argparse
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 
 from pegboard.api.engine import EngineClient
 from pegboard.api.plugin import ComponentContext, ComponentSpec
+
+if TYPE_CHECKING:
+    import asyncio
 
 __all__ = [
     "AsgiApp",
@@ -74,7 +76,7 @@ class Frontend(ABC):
             ConfigError: it cannot be taken; names the flag that mends it.
         """
 
-    def loop_factory(self) -> Callable[[], asyncio.AbstractEventLoop] | None:
+    def loop_factory(self) -> "Callable[[], asyncio.AbstractEventLoop] | None":
         """Return what makes the event loop that `run` wants; None for asyncio's own."""
         return None
 

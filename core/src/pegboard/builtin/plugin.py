@@ -196,6 +196,7 @@ def op_definitions() -> list[OpDefinition]:
         OpDefinition(
             name="append_tokens",
             target="pegboard.worker.batch_ops:append_tokens",
+            cases="pegboard.worker.batch_cases:append_tokens",
             summary="Write each row's sampled token behind its last one.",
             schema="(Tensor(a!) token_ids, Tensor(b!) num_tokens, Tensor rows, Tensor sampled)"
             " -> ()",
@@ -203,6 +204,7 @@ def op_definitions() -> list[OpDefinition]:
         OpDefinition(
             name="prepare_inputs",
             target="pegboard.worker.batch_ops:prepare_inputs",
+            cases="pegboard.worker.batch_cases:prepare_inputs",
             summary="Gather a step's token ids and positions from the persistent batch.",
             schema="(Tensor token_ids, Tensor(a!) num_computed_tokens, Tensor rows, "
             "Tensor num_scheduled_tokens, Tensor query_start_loc, Tensor(b!) input_ids, "
@@ -211,6 +213,7 @@ def op_definitions() -> list[OpDefinition]:
         OpDefinition(
             name="slot_mapping",
             target="pegboard.worker.batch_ops:slot_mapping",
+            cases="pegboard.worker.batch_cases:slot_mapping",
             summary="The cache slot of each of a step's tokens.",
             schema="(Tensor block_table, Tensor requests, Tensor positions, int block_size, "
             "Tensor(a!) slots) -> ()",
@@ -218,13 +221,15 @@ def op_definitions() -> list[OpDefinition]:
         OpDefinition(
             name="apply_penalties",
             target="pegboard.sampling.penalties:apply_penalties",
+            cases="pegboard.sampling.cases:apply_penalties",
             summary="Repetition, presence and frequency penalties.",
-            schema="(Tensor(a!) logits, Tensor in_prompt, Tensor counts, Tensor repetition, "
+            schema="(Tensor(a!) logits, Tensor token_ids, Tensor counts, Tensor repetition, "
             "Tensor presence, Tensor frequency) -> ()",
         ),
         OpDefinition(
             name="draw_tokens",
             target="pegboard.sampling.draw:draw_tokens",
+            cases="pegboard.sampling.cases:draw_tokens",
             fake="pegboard.sampling.fakes:one_token_a_row",
             summary="Draw a token a row from softmax(logits), by one uniform number.",
             schema="(Tensor logits, Tensor uniforms) -> Tensor",
@@ -232,12 +237,14 @@ def op_definitions() -> list[OpDefinition]:
         OpDefinition(
             name="keep_likely",
             target="pegboard.sampling.filters:keep_likely",
+            cases="pegboard.sampling.cases:keep_likely",
             summary="Mask what min-p, top-k and top-p drop.",
             schema="(Tensor(a!) logits, Tensor top_k, Tensor top_p, Tensor min_p) -> ()",
         ),
         OpDefinition(
             name="most_likely",
             target="pegboard.sampling.draw:most_likely",
+            cases="pegboard.sampling.cases:most_likely",
             fake="pegboard.sampling.fakes:most_likely",
             summary="Each row's greatest logit and its index.",
             schema="(Tensor logits) -> (Tensor, Tensor)",
@@ -245,6 +252,7 @@ def op_definitions() -> list[OpDefinition]:
         OpDefinition(
             name="philox_uniform",
             target="pegboard.sampling.philox:philox_uniform",
+            cases="pegboard.sampling.cases:philox_uniform",
             fake="pegboard.sampling.fakes:philox_uniform",
             summary="A uniform number a row, by seed, output position and stream.",
             schema="(Tensor seeds, Tensor positions, int stream) -> Tensor",

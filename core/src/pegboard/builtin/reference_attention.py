@@ -104,7 +104,7 @@ class ReferenceAttention(AttentionImpl):
             real = tokens < end
             seq_len = metadata.seq_lens[row]
             positions = seq_len - end + tokens  # of the queries in their sequence
-            visible = (cached <= positions[:, None]) & (cached < seq_len)
+            visible = cached <= positions[:, None]
             if self._layer.sliding_window is not None:
                 visible &= cached > positions[:, None] - self._layer.sliding_window
             visible &= real[:, None]

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-import pegboard
 from pegboard.api.errors import (
     ApiVersionError,
     ConfigError,
@@ -23,7 +22,7 @@ from pegboard.api.errors import (
 )
 from pegboard.api.plugin import PluginInfo
 from pegboard.api.version import api_version_problem
-from pegboard.catalog.catalog import Catalog, CatalogPlugin
+from pegboard.catalog.catalog import Catalog
 from pegboard.catalog.discovery import (
     BUILTIN,
     FoundPlugin,
@@ -36,7 +35,7 @@ from pegboard.catalog.discovery import (
     ordered,
     search_report,
 )
-from pegboard.catalog.manager import HookManager, LoadedPlugin
+from pegboard.catalog.manager import CatalogPlugin, HookManager, LoadedPlugin
 from pegboard.config.fields import coerce, fields_of
 from pegboard.config.plugins import PluginsConfig, ResolvedPlugin
 from pegboard.config.validation import describe_problem
@@ -253,7 +252,7 @@ def _resolve(plugin: LoadedPlugin) -> ResolvedPlugin:
         name=plugin.info.name,
         target=absolute_target(found.target),
         distribution="pegboard-core" if builtin else found.distribution,
-        version=pegboard.__version__ if builtin else found.version,
+        version=plugin.info.version if builtin else found.version,
         path=plugin.path,
         enabled=plugin.enabled,
         options=plugin.options,
@@ -304,7 +303,7 @@ def _verify(expected: ResolvedPlugin, plugin: LoadedPlugin, process: str) -> Non
         except importlib.metadata.PackageNotFoundError:
             version = "not installed"
     elif found.name == BUILTIN.name:
-        version = pegboard.__version__
+        version = plugin.info.version
     for what, here, there in (
         ("name", plugin.info.name, expected.name),
         ("version", version, expected.version),

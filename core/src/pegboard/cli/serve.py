@@ -55,8 +55,9 @@ class Serve(CliCommand):
             help="front end to run; default: the only one, or the one of highest priority",
         )
         name = _early_frontend(invocation.argv)
-        if name is None and not invocation.catalog.entries("frontends"):
-            return  # `run` says what is missing; --help works without
+        asks_help = {"-h", "--help"} & set(invocation.argv)
+        if asks_help and not invocation.catalog.entries("frontends"):
+            return  # help works without a front end; a start says that it is missing
         entry = _frontend(invocation.catalog, name)
         struct = type(invocation.catalog.plugin_config(entry.plugin))
         if issubclass(struct, msgspec.Struct):

@@ -7,7 +7,6 @@ from pegboard.config.plugins import PluginsConfig, ResolvedPlugin
 from pegboard.config.runtime import (
     AttentionConfig,
     CacheConfig,
-    CompilationConfig,
     KernelConfig,
     ObservabilityConfig,
     ParallelConfig,
@@ -31,7 +30,6 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     scheduler: SchedulerConfig = SchedulerConfig()
     parallel: ParallelConfig = ParallelConfig()
     attention: AttentionConfig = AttentionConfig()
-    compilation: CompilationConfig = CompilationConfig()
     ops: KernelConfig = KernelConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
     plugins: PluginsConfig = PluginsConfig()
@@ -77,7 +75,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     scheduler: ResolvedSchedulerConfig
     parallel: ParallelConfig
     attention: AttentionConfig
-    compilation: CompilationConfig
     ops: KernelConfig
     observability: ObservabilityConfig
     plugins: list[ResolvedPlugin]

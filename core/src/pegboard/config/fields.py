@@ -35,7 +35,6 @@ _ALIASES = {
 #: Short forms of whole groups: JSON, or dotted for one key.
 _GROUP_FLAGS = {
     "attention": ("--attention-config", "-ac"),
-    "compilation": ("--compilation-config", "-cc"),
 }
 _SIZES = {"k": 1, "m": 2, "g": 3, "t": 4}
 _INTEGER = re.compile(r"(?P<number>[+-]?\d[\d_]*(?:\.\d+)?)(?P<unit>[kmgtKMGT]?)")

@@ -35,7 +35,8 @@ def load_options(
         flags: option names ("max_num_seqs") or paths ("scheduler.max_num_seqs",
             "model.hf_overrides.rope_theta") to values; text is read as the option's type. Whole
             tables ("attention") take a mapping. Three names are lists in the form of their
-            flags: "plugins" (["a", "-b"]), "only_plugins" and "plugin_config" (["a.key=value"]).
+            flags: "plugins" (["a", "-b"]), "only_plugins" and "plugin_config"
+                (["a.key=value"], or {"a": {"key": value}}).
             A value of None counts as not given.
         config_file: a TOML file with one table a concern; the environment's if None.
         environment: as `read_environment` returned it.
@@ -93,8 +94,7 @@ class _Merge:
             elif key == "only_plugins":
                 self._set("plugins.only", _words(value), "")
             elif key == "plugin_config":
-                for setting in value:
-                    self._configure_plugin(setting)
+                self._configure_plugins(value)
             else:
                 self._add_flag(key, value)
 
@@ -161,6 +161,15 @@ class _Merge:
                 enabled = [*(n for n in enabled if n != word), word]
         self._set("plugins.enabled", enabled, origin)
         self._set("plugins.disabled", disabled, origin)
+
+    def _configure_plugins(self, settings: Iterable[str] | Mapping[str, Any]) -> None:
+        if isinstance(settings, Mapping):
+            known = self._data.setdefault("plugins", {}).get("options") or {}
+            merged = {name: {**known.get(name, {}), **own} for name, own in settings.items()}
+            self._set("plugins.options", {**known, **merged}, "")
+            return
+        for setting in settings:
+            self._configure_plugin(setting)
 
     def _configure_plugin(self, setting: str) -> None:
         key, equals, value = setting.partition("=")

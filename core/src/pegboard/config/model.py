@@ -71,9 +71,6 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     logits_processors: Annotated[
         list[str], Meta(description="Logits processors to use, by component name.")
     ] = []
-    enforce_eager: Annotated[bool, Meta(description="Capture no graphs and compile nothing.")] = (
-        False
-    )
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +89,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer_path: str
     default_sampling: dict[str, Any] = {}
     logits_processors: list[str] = []
-    enforce_eager: bool = False
 
 
 class LoadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -8,7 +8,6 @@ from msgspec import Meta
 __all__ = [
     "AttentionConfig",
     "CacheConfig",
-    "CompilationConfig",
     "KernelConfig",
     "ObservabilityConfig",
     "ParallelConfig",
@@ -101,10 +100,6 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     distributed_executor_backend: Annotated[
         str | None, Meta(description="Executor: uni, mp or a plugin's. Default: by fleet size.")
     ] = None
-    num_threads: Annotated[
-        OneOrMore | None,
-        Meta(description="Host threads a worker's kernels use. Default: the platform's."),
-    ] = None
 
 
 class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -113,15 +108,6 @@ class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     attention_backend: Annotated[
         str | None, Meta(description="Attention backend by name. Default: the best that fits.")
     ] = None
-
-
-class CompilationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Graphs; `[compilation]`. Platforms that capture none run eagerly and say so."""
-
-    graph_mode: Annotated[
-        Literal["auto", "NONE", "PIECEWISE", "FULL", "FULL_AND_PIECEWISE"],
-        Meta(description="Which steps replay captured graphs."),
-    ] = "auto"
 
 
 class KernelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -12,8 +12,9 @@ _KIND = "executors"
 def _model(subject: Subject) -> Subject:
     """Return the first architecture that brings an example, to drive the executor with."""
     for entry in subject.catalog.entries("model_architectures"):
-        if entry.spec.example is not None:
-            return Subject(subject.catalog, entry, subject.seed)
+        model = Subject(subject.catalog, entry, subject.seed)
+        if model.spec.example is not None:
+            return model
     raise NotApplicable("no installed architecture brings an example")
 
 

@@ -36,7 +36,7 @@ def _backend(subject: Subject) -> Entry:
     """Return the attention backend that publishes a layout the op writes."""
     for entry in subject.catalog.entries("attention_backends"):
         probe = Subject(subject.catalog, entry, subject.seed)
-        for dtype in set(subject.spec.dtypes) & set(entry.spec.dtypes):
+        for dtype in set(subject.spec.dtypes) & set(probe.spec.dtypes):
             if AttentionRig(probe, dtype=dtype, layer=_layer(64), num_blocks=2).layout.name in (
                 subject.spec.kv_layouts
             ):

@@ -42,7 +42,7 @@ def _cases(config: pytest.Config) -> "list[tuple[Check, Subject]]":
     from pegboard.config.plugins import PluginsConfig
     from pegboard.conformance.kit import KINDS, Subject, checks_of
 
-    plugins: list[str] = config.getoption("--plugin")
+    plugins: list[str] = config.getoption("--plugin") or []
     if not plugins:
         return []
     kinds, components = config.getoption("--kind"), config.getoption("--component")

@@ -210,7 +210,7 @@ class EngineCore:
         if wish is Wish.ADD:
             self._add(body)
         elif wish is Wish.ABORT:
-            self._send(self._scheduler.abort(body))
+            self._send(self._scheduler.abort(body), with_stats=True)
         elif wish is Wish.CALL:
             self._call(body)
         elif wish is Wish.STOP:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from pegboard.api.errors import EngineError
+from pegboard.api.errors import EngineError, RequestError
 from pegboard.api.messages import EngineCoreOutputs, EngineCoreRequest, UtilityCall
 
 __all__ = [
@@ -145,7 +145,7 @@ def _decode(
         raise WireError(f"message of {len(frames)} frame(s) with kind {head!r} is not known")
     try:
         return frames[0], decoders[frames[0]].decode(frames[1])
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, RequestError, ValueError) as error:
         raise WireError(f"message of kind {frames[0]!r} does not decode: {error}") from error
 
 

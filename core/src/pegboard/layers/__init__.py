@@ -18,7 +18,6 @@ from pegboard.layers.linear import (
 from pegboard.layers.loading import WeightMap, load_weights
 from pegboard.layers.mlp import GatedMlp
 from pegboard.layers.norm import RMSNorm
-from pegboard.layers.parallel import tensor_parallel_sizes
 from pegboard.layers.rope_scaling import rope_parameters
 from pegboard.layers.rotary import Rotary
 from pegboard.layers.vocabulary import LmHead, VocabEmbedding
@@ -43,7 +42,6 @@ __all__ = [
     "load_weights",
     "packed_bytes",
     "rope_parameters",
-    "tensor_parallel_sizes",
     "walk_layers",
     "weight_slots",
 ]

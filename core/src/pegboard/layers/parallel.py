@@ -1,35 +1,10 @@
-"""How a model is divided over tensor-parallel ranks, and which sizes divide it."""
+"""How a model is divided over tensor-parallel ranks."""
 
-from collections.abc import Mapping
-from typing import Any
-
+from pegboard.api.distributed import tensor_parallel_sizes
 from pegboard.api.errors import ModelError
 from pegboard.api.models import ModelContext
 
-__all__ = ["divide", "divide_kv_heads", "tensor_parallel_sizes"]
-
-
-def _kv_heads_divide(num_kv_heads: int, size: int) -> bool:
-    return num_kv_heads % size == 0 or size % num_kv_heads == 0
-
-
-def tensor_parallel_sizes(config: Mapping[str, Any]) -> list[int]:
-    """Return the tensor-parallel sizes that divide a model.
-
-    Query heads and the MLP's features must divide. Key and value heads may be fewer than ranks
-    if each is repeated equally often. Vocabularies are padded and always divide.
-
-    Args:
-        config: under Hugging Face's keys.
-    """
-    num_heads = config["num_attention_heads"]
-    num_kv_heads = config.get("num_key_value_heads") or num_heads
-    features = config.get("intermediate_size") or num_heads
-    return [
-        size
-        for size in range(1, num_heads + 1)
-        if num_heads % size == 0 and features % size == 0 and _kv_heads_divide(num_kv_heads, size)
-    ]
+__all__ = ["divide", "divide_kv_heads"]
 
 
 def _refuse(context: ModelContext, total: int, what: str) -> ModelError:
@@ -63,6 +38,6 @@ def divide_kv_heads(context: ModelContext, total: int) -> tuple[int, int]:
         ModelError: the group's size neither divides `total` nor is a multiple of it.
     """
     group = context.tensor_parallel
-    if not _kv_heads_divide(total, group.size):
+    if total % group.size and group.size % total:
         raise _refuse(context, total, "key and value heads")
     return group.rank * total // group.size, max(1, total // group.size)

@@ -5,7 +5,6 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from jinja2 import Template, nodes
@@ -20,7 +19,7 @@ from pegboard.rendering.budget import MAX_TEXT_CHARS, Budget, TemplateLimitError
 from pegboard.rendering.messages import normalize_messages, plain_data
 from pegboard.rendering.sandbox import BoundedEnvironment
 
-__all__ = ["ChatTemplateRenderer", "read_chat_template"]
+__all__ = ["ChatTemplateRenderer"]
 
 _MAX_TEMPLATE_CHARS = 256 << 10
 _MAX_COMPILED = 8
@@ -170,26 +169,6 @@ class ChatTemplateRenderer(Renderer):
                 "the messages",
                 param="messages",
             )
-
-
-def read_chat_template(value: str) -> str:
-    """Return the template an operator named: a file's text, or the value itself.
-
-    Raises:
-        ModelError: a file that cannot be read, or a value that is neither file nor template.
-    """
-    inline = "\n" in value or "{" in value
-    path = Path(value).expanduser()
-    try:
-        if inline and not (len(value) < 1024 and path.is_file()):
-            return value
-        if path.stat().st_size > 4 * _MAX_TEMPLATE_CHARS:
-            raise ModelError(f"chat template {path} is too large")
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(
-            f"chat template {value!r} is neither a readable file nor inline Jinja: {error}"
-        ) from error
 
 
 def _mark_end(conversation: list[dict[str, Any]]) -> str:

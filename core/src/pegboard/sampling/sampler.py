@@ -171,7 +171,7 @@ class Sampler:
         return (
             self._masks.needed(rows)
             or self._bad_words.needed(rows)
-            or self._penalties.lines_of(rows) is not None
+            or self._penalties.needed(rows)
             or self._processors.needed(rows, argmax_invariant=False)
         )
 
@@ -210,7 +210,8 @@ class Sampler:
         faults = self._run_processors(logits, lines, batch, argmax_invariant=False)
         penalised = self._penalties.lines_of(rows)
         if penalised is not None:
-            self._penalise(logits, lines, *penalised)
+            width = self._penalties.longest(rows, num_output_tokens)
+            self._penalise(logits, lines, *penalised, width, batch)
         return faults
 
     def _run_processors(
@@ -222,16 +223,29 @@ class Sampler:
             logits, lines.rows, lines.device_rows, batch, argmax_invariant=argmax_invariant
         )
 
-    def _penalise(self, logits: Tensor, lines: _Lines, which: Tensor, slots: Tensor) -> None:
-        in_prompt, counts = self._penalties.seen(slots)
+    def _penalise(
+        self,
+        logits: Tensor,
+        lines: _Lines,
+        which: Tensor,
+        slots: Tensor,
+        width: int,
+        batch: BatchView,
+    ) -> None:
         rows = lines.device_rows[which]
+        tokens = batch.token_ids[rows, :width].long()
+        # Past its end a row lists its first token again.
+        past = torch.arange(width, device=self._device) >= batch.num_tokens[rows].unsqueeze(1)
+        tokens = torch.where(past, tokens[:, :1], tokens)
         columns = [
             self._columns.device(name, rows)
             for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")
         ]
-        part = logits[which]
-        self._apply_penalties(part, in_prompt, counts, *columns)
-        logits[which] = part
+        all_lines = len(which) == logits.shape[0]
+        part = logits if all_lines else logits[which]
+        self._apply_penalties(part, tokens, self._penalties.of_tokens(slots, tokens), *columns)
+        if not all_lines:
+            logits[which] = part
 
     def _choose(
         self, logits: Tensor, lines: _Lines, batch: BatchView

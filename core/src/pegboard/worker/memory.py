@@ -4,14 +4,16 @@ import weakref
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.overrides import TorchFunctionMode
 
 __all__ = ["AllocationMeter", "MemoryLedger"]
 
 
-class AllocationMeter(TorchDispatchMode):
+class AllocationMeter(TorchFunctionMode):
     """Counts the bytes of tensors made inside its `with` block, on any device.
+
+    It watches torch's Python functions, not its dispatcher: a dispatch mode imports torch's
+    compiler, which costs a start more time and memory than the model's weights.
 
     Attributes:
         live_bytes: of those that still exist.
@@ -25,16 +27,16 @@ class AllocationMeter(TorchDispatchMode):
         self.peak_bytes = 0
         self._known: dict[int, weakref.finalize] = {}
 
-    def __torch_dispatch__(
+    def __torch_function__(
         self,
         func: Any,  # noqa: ANN401 -- torch's signature
         types: Any,  # noqa: ANN401
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
-        """Run an op and count the storage of what it returns."""
+        """Call a function and count the storage of what it returns."""
         result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
+        for leaf in result if isinstance(result, tuple | list) else (result,):
             if isinstance(leaf, torch.Tensor):
                 self._count(leaf.untyped_storage())
         return result

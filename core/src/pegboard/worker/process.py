@@ -50,7 +50,9 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with os.fdopen(launch_fd, "rb") as stream:
         launch = msgspec.msgpack.decode(stream.read(), type=Launch)
-    configure_logging(launch.config.observability, process=f"worker {launch.rank}")
+    config = launch.config
+    packages = {plugin.target.partition(".")[0] for plugin in config.plugins}
+    configure_logging(config.observability, process=f"worker {launch.rank}", packages=packages)
     return _Process(launch).run()
 
 

@@ -16,7 +16,8 @@ from pegboard.api.attention import (
 )
 from pegboard.api.errors import ConfigError
 from pegboard.api.kv import KVGroup
-from pegboard_kernels import tensors as kernels
+from pegboard_kernels.attention import paged_attention
+from pegboard_kernels.fused import rotate_and_write
 
 __all__ = ["CpuAttention", "CpuAttentionBackend", "CpuMetadataBuilder"]
 
@@ -91,11 +92,11 @@ class CpuAttention(AttentionImpl):
         """See `AttentionImpl.forward`; padding rows of the output become zeros."""
         key_cache, value_cache = kv_cache
         if key is not None:
-            kernels.rotate_and_write(
+            rotate_and_write(
                 None, key, value, None, None, 0.0, 0.0, None, None, True, key_cache, value_cache,
                 metadata.slot_mapping, self._block_size,
             )  # fmt: skip
-        kernels.paged_attention(
+        paged_attention(
             query,
             output,
             key_cache,

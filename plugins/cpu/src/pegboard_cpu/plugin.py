@@ -16,6 +16,7 @@ PLUGIN = PluginInfo(
 _FIT = {"platforms": ("cpu",), "requires_features": ("kernels",), "dtypes": ("bfloat16", "float32")}
 _CLASSES = {"linear": "Linear", "gate_up_linear": "GateUpLinear", "logits": "Logits"}
 _PLAIN = "embedding rms_norm fused_add_rms_norm silu_and_mul gelu_tanh_and_mul rotary_embedding"
+_SAMPLING = "most_likely keep_likely draw_tokens philox_uniform"
 
 
 @hookimpl
@@ -47,13 +48,10 @@ def attention_backends() -> list[AttentionBackendSpec]:
 @hookimpl
 def op_implementations() -> list[OpImplementationSpec]:
     """The named ops on the native kernels."""
-    targets = _CLASSES | {op: op for op in (*_PLAIN.split(), "rope_and_write_kv")}
+    targets = _CLASSES | {op: op for op in f"{_PLAIN} {_SAMPLING} rope_and_write_kv".split()}
     specs: list[OpImplementationSpec] = []
     for op, attribute in targets.items():
         layouts = ("cpu_paged",) if op == "rope_and_write_kv" else ()
-        target = f"pegboard_cpu.ops:{attribute}"
-        spec = OpImplementationSpec(
-            name=f"cpu.{op}", op=op, target=target, priority=50, kv_layouts=layouts, **_FIT
-        )
-        specs.append(spec)
+        names = {"name": f"cpu.{op}", "op": op, "target": f"pegboard_cpu.ops:{attribute}"}
+        specs.append(OpImplementationSpec(**names, priority=50, kv_layouts=layouts, **_FIT))
     return specs

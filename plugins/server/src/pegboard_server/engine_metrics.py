@@ -139,6 +139,10 @@ class PrometheusStatLogger(StatLogger):
         for request in iteration.finished:
             self._add_finished(request)
 
+    def refresh(self, scheduler: SchedulerStats) -> None:
+        """Take the engine core's newest state, which outputs may not have brought yet."""
+        self._scheduler = scheduler
+
     def _add_finished(self, request: FinishedRequestStats) -> None:
         reason = request.finish_reason
         self._finished[reason] = self._finished.get(reason, 0) + 1

@@ -1,6 +1,6 @@
 """Counts and times of HTTP exchanges, and the text of /metrics."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from prometheus_client import (
     CollectorRegistry,
@@ -10,7 +10,9 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
-from prometheus_client.registry import Collector
+
+from pegboard.api.messages import SchedulerStats
+from pegboard_server.engine_metrics import PrometheusStatLogger
 
 __all__ = ["HttpMetrics"]
 
@@ -22,18 +24,21 @@ class HttpMetrics:
 
     content_type = b"text/plain; version=0.0.4; charset=utf-8"
 
-    def __init__(self, collectors: Iterable[Collector], in_flight: Callable[[], float]) -> None:
+    def __init__(
+        self, stat_loggers: Sequence[PrometheusStatLogger], in_flight: Callable[[], float]
+    ) -> None:
         """Register everything that /metrics shows.
 
         Args:
-            collectors: of the engine's numbers.
+            stat_loggers: the engine's.
             in_flight: called at each scrape.
         """
         registry = CollectorRegistry()
         self._registry = registry
         ProcessCollector(registry=registry)
-        for collector in collectors:
-            registry.register(collector)
+        self._stat_loggers = stat_loggers
+        for stat_logger in stat_loggers:
+            registry.register(stat_logger)  # type: ignore[arg-type]  # it has the two methods
         self._requests = Counter(
             "http_requests",
             "HTTP requests by path, method and status.",
@@ -56,6 +61,8 @@ class HttpMetrics:
         self._requests.labels(handler, method, str(status)).inc()
         self._durations.labels(handler, method).observe(seconds)
 
-    def render(self) -> bytes:
-        """Return the exposition text."""
+    def render(self, newest: SchedulerStats) -> bytes:
+        """Return the exposition text, with the engine core's newest state."""
+        for stat_logger in self._stat_loggers:
+            stat_logger.refresh(newest)
         return generate_latest(self._registry)

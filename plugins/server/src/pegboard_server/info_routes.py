@@ -51,7 +51,7 @@ async def load(state: ServerState, request: HttpRequest) -> None:
 
 async def metrics(state: ServerState, request: HttpRequest) -> None:
     """The Prometheus text."""
-    text = state.metrics.render()
+    text = state.metrics.render(state.client.stats)
     await request.answer(200, text, content_type=state.metrics.content_type)
 
 

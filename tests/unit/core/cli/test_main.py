@@ -119,7 +119,7 @@ def test_list_shows_what_each_plugin_offers_and_whether_it_acts(capsys, listed):
 
 def test_environment_and_config_file_name_plugins_too(capsys, listed, monkeypatch, tmp_path):
     monkeypatch.setenv("PEGBOARD_PLUGINS", "-myorg")
-    assert "myorg" not in run(capsys, "plugins", "list")[1]
+    assert "\nmyorg " not in run(capsys, "plugins", "list")[1]
     monkeypatch.setenv("PEGBOARD_PLUGINS", "absent")
     assert "'absent' was named" in run(capsys, "plugins", "list")[2]
     monkeypatch.delenv("PEGBOARD_PLUGINS")

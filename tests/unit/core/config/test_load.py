@@ -187,7 +187,7 @@ WRONG_FLAGS = [
     ({"seed.x": 3}, "model.seed has no keys of its own"),
     ({"plugin_config": ["x"]}, "--plugin-config 'x' must read name.key=value"),
     ({"plugin_config": ["x.y"]}, "must read name.key=value"),
-    ({"enforce_eager": "maybe"}, "model.enforce_eager is 'maybe'; true or false is needed"),
+    ({"use_weight_cache": "maybe"}, "load.use_weight_cache is 'maybe'; true or false is needed"),
 ]
 
 

@@ -82,7 +82,7 @@ def test_foreign_error_of_a_loader_is_caught(catalog: Catalog) -> None:
         example="pegboard_loaders.examples:safetensors",
     )
     check = next(c for c in checks_of("model_loaders") if c.name == "truncated_files_are_refused")
-    with pytest.raises(Exception, match="(?i)header|deserializ"):
+    with pytest.raises(Exception, match=r"(?i)header|deserializ"):
         check.function(Subject(catalog, planted(spec), 1))
 
 

@@ -10,7 +10,7 @@ from pegboard.api.models import ModelDescription
 from pegboard.api.plugin import ComponentContext
 from pegboard.api.renderers import ChatOptions
 from pegboard.api.tokenizers import Tokenizer
-from pegboard.rendering.chat import ChatTemplateRenderer, read_chat_template
+from pegboard.rendering.chat import ChatTemplateRenderer
 
 CHATML = (
     "{% for message in messages %}"
@@ -307,12 +307,3 @@ def test_threads_render_independently() -> None:
     for thread in threads:
         thread.join(timeout=60)
     assert results == {number: str(number) * 200 for number in range(10)}
-
-
-def test_operators_template_is_a_file_or_inline(tmp_path: Any) -> None:
-    path = tmp_path / "t.jinja"
-    path.write_text("{{ 1 }}")
-    assert read_chat_template(str(path)) == "{{ 1 }}"
-    assert read_chat_template("{{ 2 }}") == "{{ 2 }}"
-    with pytest.raises(ModelError, match="neither"):
-        read_chat_template(str(tmp_path / "absent.jinja"))

@@ -102,7 +102,7 @@ def test_the_fused_write_needs_the_backends_own_layout() -> None:
         dtype="bfloat16",
         kv_layout="reference",
     )
-    assert "cannot write the KV layout 'reference'" in spec.reasons_against(query)[0]
+    assert "reference" in spec.reasons_against(query)[0]
 
 
 def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

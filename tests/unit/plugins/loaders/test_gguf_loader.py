@@ -17,6 +17,7 @@ from pegboard.api.models import ModelDescription
 from pegboard.api.plugin import ComponentContext
 from pegboard_loaders.gguf.architectures import undo_rotary_order
 from pegboard_loaders.gguf.loader import GgufLoader
+from pegboard_loaders.gguf.reader import GgufFile
 
 FAMILIES = ["llama", "qwen2", "qwen3", "gemma3"]
 
@@ -122,18 +123,19 @@ def test_rotary_order_is_undone_exactly() -> None:
     assert (undo_rotary_order(converter_order(weights, 3), 3) == weights).all()
 
 
-def test_default_model_equals_the_formats_own_library(smollm2_gguf: Path, tmp_path: Path) -> None:
-    result = loaded(loader(tmp_path), describe_gguf(smollm2_gguf))
-    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(smollm2_gguf).tensors}
-    assert len(result) == len(stored)
-    assert not any(torch.isnan(values).any() for values in result.values())
-    for name, stored_name in {
+def test_default_model_equals_the_formats_own_library(smollm2_gguf: Path) -> None:
+    wanted = {
         "model.embed_tokens.weight": "token_embd.weight",
         "model.layers.7.mlp.down_proj.weight": "blk.7.ffn_down.weight",
         "model.layers.29.self_attn.v_proj.weight": "blk.29.attn_v.weight",
-    }.items():
-        tensor = stored[stored_name]
-        expected = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+    }
+    weights = loader(None).weights(describe_gguf(smollm2_gguf), torch.float32)
+    result = {name: tensor for name, tensor in weights if name in wanted}
+    file = GgufFile(smollm2_gguf)
+    for name, stored_name in wanted.items():
+        tensor = file.tensors[stored_name]
+        stored = file.tensor_bytes(tensor).reshape(tensor.shape[0], -1)
+        expected = gguf.quants.dequantize(stored, gguf.GGMLQuantizationType[tensor.type.name])
         np.testing.assert_array_equal(result[name].numpy(), expected)
 
 
@@ -210,6 +212,27 @@ def test_failed_conversion_leaves_nothing_behind(tmp_path: Path) -> None:
         loaded(loader(tmp_path / "cache"), describe_gguf(path))
     kept = [file.suffix for file in (tmp_path / "cache" / "weights").iterdir()]
     assert set(kept) <= {".lock"}
+
+
+def test_what_a_crash_left_is_removed(tmp_path: Path) -> None:
+    path, expected = tiny(tmp_path / "tiny.gguf", "llama")
+    folder = tmp_path / "cache" / "weights"
+    loaded(loader(tmp_path / "cache"), describe_gguf(path))
+    (cached,) = folder.glob("*.safetensors")
+    cached.rename(cached.with_suffix(".1234567.part"))
+    assert loaded(loader(tmp_path / "cache"), describe_gguf(path)).keys() == expected.keys()
+    assert {file.suffix for file in folder.iterdir()} == {".lock", ".safetensors"}
+
+
+def test_full_disk_falls_back_with_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, expected = tiny(tmp_path / "tiny.gguf", "llama")
+    usage = SimpleNamespace(free=1000)
+    monkeypatch.setattr("pegboard_loaders.weight_cache.shutil.disk_usage", lambda _: usage)
+    result = loaded(loader(tmp_path / "cache"), describe_gguf(path))
+    assert result.keys() == expected.keys()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 def test_unwritable_cache_falls_back_with_one_line(

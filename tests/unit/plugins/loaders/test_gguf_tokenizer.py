@@ -114,7 +114,9 @@ def test_sentence_piece_without_space_prefix(tmp_path: Path) -> None:
 
 
 def test_merges_follow_scores_then_parts() -> None:
-    merges = merges_from_scores(["a", "b", "ab", "ba", "aba"], [0.0, 0.0, -1.0, -2.0, -3.0])
+    merges = merges_from_scores(
+        {"a": 0, "b": 1, "ab": 2, "ba": 3, "aba": 4}, [0.0, 0.0, -1.0, -2.0, -3.0]
+    )
     assert merges == [("a", "b"), ("b", "a"), ("a", "ba"), ("ab", "a")]
 
 

@@ -27,18 +27,24 @@ def merges_from_pairs(
     return merges
 
 
-def merges_from_scores(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
+def merges_from_scores(ids: dict[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
     """Derive the merges of SentencePiece BPE, where the pair with the best-scored whole goes first.
 
     Every way to cut a piece into two pieces is a merge of that piece's rank; equal ranks are
     ordered by the ids of the parts.
+
+    Args:
+        ids: id by token text.
+        scores: by id.
     """
-    ids = {token: index for index, token in enumerate(tokens)}
-    ranked: list[tuple[float, int, int, int, str, str]] = []
-    for index, token in enumerate(tokens):
-        for cut in range(1, len(token)):
-            left, right = ids.get(token[:cut]), ids.get(token[cut:])
-            if left is not None and right is not None:
-                ranked.append((-scores[index], index, left, right, token[:cut], token[cut:]))
-    ranked.sort()
-    return [(left, right) for *_, left, right in ranked]
+    merges: list[tuple[str, str]] = []
+    for token in sorted(ids, key=lambda token: (-scores[ids[token]], ids[token])):
+        cuts = [
+            (ids[token[:cut]], ids[token[cut:]], cut)
+            for cut in range(1, len(token))
+            if token[:cut] in ids and token[cut:] in ids
+        ]
+        if len(cuts) > 1:
+            cuts.sort()
+        merges += [(token[:cut], token[cut:]) for *_, cut in cuts]
+    return merges

@@ -91,7 +91,7 @@ def read_vocabulary(file: GgufFile) -> Vocabulary:
         bos_by_default = word_rule(pre, source).add_bos
     else:
         scores = _numbers(file, "scores", len(tokens))
-        merges = merges_from_scores(tokens, scores)
+        merges = merges_from_scores(ids, scores)
         bos_by_default = True
     return Vocabulary(
         source=source,

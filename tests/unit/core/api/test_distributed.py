@@ -2,7 +2,7 @@
 
 import pytest
 
-from pegboard.layers import tensor_parallel_sizes
+from pegboard.api.distributed import tensor_parallel_sizes
 
 
 @pytest.mark.parametrize(
