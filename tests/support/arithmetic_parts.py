@@ -67,6 +67,7 @@ class FakeReader(ConfigReader):
             tokenizer="bytes",
             generation={"temperature": 0.5, "max_new_tokens": 9, "do_sample": True},
             eos_token_ids=(EOS,),
+            quantization={"quant_method": "awq"} if "awq" in Path(path).name else None,
         )
 
 

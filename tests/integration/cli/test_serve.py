@@ -141,13 +141,17 @@ class Served:
             self.lines.append(text)
         return status, "\n".join(self.lines)
 
-    def request(self, port: int, path: str, body: dict | None = None) -> tuple[int, dict]:
+    def request(
+        self, port: int, path: str, body: dict | None = None, *, key: str | None = None
+    ) -> tuple[int, dict]:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         try:
             if body is None:
                 connection.request("GET", path)
             else:
                 headers = {"Content-Type": "application/json"}
+                if key is not None:
+                    headers["Authorization"] = f"Bearer {key}"
                 connection.request("POST", path, json.dumps(body), headers)
             answer = connection.getresponse()
             text = answer.read()
@@ -171,8 +175,9 @@ def folder(tmp_path_factory):
 def serve(fake_plugins, folder, tmp_path):
     started: list[Served] = []
 
-    def start(*argv: str, model: str | None = str(folder)) -> Served:
-        environment = fake_plugins.environment | {"PEGBOARD_CACHE": str(tmp_path / "cache")}
+    def start(*argv: str, model: str | None = str(folder), **variables: str) -> Served:
+        environment = fake_plugins.environment | variables
+        environment["PEGBOARD_CACHE"] = str(tmp_path / "cache")
         model_argv = [model] if model is not None else []
         small = ["--port", "0", "--kv-cache-memory-bytes", "8M", "--no-use-weight-cache"]
         served = Served(environment, *model_argv, *small, *argv)
@@ -235,7 +240,8 @@ def test_enabled_plugin_acts_through_a_running_engine_and_another_does_not(
 
 
 def test_output_tells_progress_choices_and_a_command_to_try(serve):
-    served = serve("--served-model-name", "tiny one", "--attention-backend", "REFERENCE")
+    argv = ("--served-model-name", "tiny one", "--attention-backend", "REFERENCE")
+    served = serve(*argv, PEGBOARD_API_KEY="s3cret")
     served.wait_for("Ready on http")
     output = "\n".join(served.lines)
     for pattern in (
@@ -247,18 +253,21 @@ def test_output_tells_progress_choices_and_a_command_to_try(serve):
     ):
         assert re.search(pattern, output), output
     command = served.wait_for(r"curl (\S+) .*-d '(.*)'")
+    assert 'Authorization: Bearer $PEGBOARD_API_KEY"' in command[0]
+    assert "s3cret" not in "\n".join(served.lines)
     host, port = command[1].removeprefix("http://").partition("/")[0].split(":")
     assert host == "127.0.0.1"
-    status, answer = served.request(
-        int(port), "/v1/chat/completions", json.loads(command[2]) | {"max_tokens": 2}
-    )
+    body = json.loads(command[2]) | {"max_tokens": 2}
+    assert served.request(int(port), "/v1/chat/completions", body)[0] == 401
+    status, answer = served.request(int(port), "/v1/chat/completions", body, key="s3cret")
     assert status == 200, answer
     assert answer["model"] == "tiny one"
 
 
-def test_interrupt_while_it_starts_ends_every_process(serve):
+@pytest.mark.parametrize("moment", ["Pegboard starts", "load plugins"])
+def test_interrupt_while_it_starts_ends_every_process(serve, moment):
     served = serve()
-    served.wait_for("Pegboard starts")
+    served.wait_for(moment)
     children = _children(served.process.pid)
     assert children
     served.process.send_signal(signal.SIGINT)
@@ -266,6 +275,19 @@ def test_interrupt_while_it_starts_ends_every_process(serve):
     assert status == 130, output
     assert "Traceback" not in output
     assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+
+
+def test_engine_that_is_killed_ends_the_server_with_one_line(serve):
+    served = serve()
+    port = int(served.wait_for(r"Ready on http://127\.0\.0\.1:(\d+)")[1])
+    (child,) = _children(served.process.pid)
+    os.kill(child, signal.SIGKILL)
+    status, output = served.end()
+    assert status == 1, output
+    assert output.splitlines()[-1].startswith("platform: error: "), output
+    assert "signal 9" in output.splitlines()[-1]
+    with pytest.raises(OSError, match="refused"):
+        served.request(port, "/health")
 
 
 def test_port_in_use_is_one_line_before_the_model_loads(serve):

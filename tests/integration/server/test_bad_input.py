@@ -184,6 +184,11 @@ def test_bad_completion_field_is_refused_by_name(http, field, value):
     assert_error(http.post(TEXT, json={"prompt": "a", field: value}), 400, field)
 
 
+def test_prompts_times_n_are_bounded(http):
+    body = {"prompt": ["a"] * 100, "n": 50}
+    assert_error(http.post(TEXT, json=body), 400, "n", "5000")
+
+
 def test_prompt_past_the_context_names_both_numbers(http):
     response = http.post(TEXT, json={"prompt": "x" * 600})
 

@@ -1,5 +1,6 @@
 """Clients that leave, engines that fail, servers that stop: every request ends, clearly."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -81,6 +82,41 @@ def test_every_prompt_of_a_request_is_aborted_when_its_client_leaves():
         with raw_request(served, {"prompt": ["a", "b", "c"]}):
             until(lambda: len(served.client.started) == 3)
         until(lambda: len(served.client.aborted) == 3)
+
+
+def test_pipelined_requests_are_all_dropped_when_the_client_leaves():
+    with serve(setup=hold) as served:
+        with raw_request(served, {"prompt": "a"}) as raw:
+            data = json.dumps({"prompt": "b"}).encode()
+            head = b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n"
+            for _ in range(3):
+                raw.sendall(head + b"Content-Length: %d\r\n\r\n" % len(data) + data)
+            until(lambda: served.client.started)
+        until(lambda: served.client.aborted)
+        served.in_loop(served.client.gate.set)
+
+        assert len(served.client.started) == 1
+        until(lambda: httpx.get(f"{served.url}/load").json() == {"server_load": 0})
+
+
+def test_pipelined_requests_are_answered_in_order_and_bounded():
+    with serve() as served:
+        parts = urlsplit(served.url)
+        with socket.create_connection((parts.hostname, parts.port), timeout=10) as raw:
+            raw.sendall(b"GET /version HTTP/1.1\r\n\r\n" * 3 + b"GET /x HTTP/1.1\r\n\r\n")
+            got = b""
+            while got.count(b"HTTP/1.1") < 4:
+                got += raw.recv(65536)
+        assert got.count(b"200 OK") == 3
+        assert b"404" in got[got.rindex(b"HTTP/1.1") :]
+
+        served.in_loop(served.client.gate.clear)
+        with raw_request(served, {"prompt": "a"}) as raw:
+            until(lambda: served.client.started)
+            raw.sendall(b"GET /version HTTP/1.1\r\n\r\n" * 100)
+            with contextlib.suppress(ConnectionResetError):
+                assert raw.recv(10) == b""
+        until(lambda: served.client.aborted)
 
 
 def test_client_that_does_not_read_is_cut_off_and_aborted():

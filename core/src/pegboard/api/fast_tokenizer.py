@@ -94,12 +94,11 @@ class FastTokenizer(Tokenizer):
         """
         del spaces_between_special_tokens
         ids = list(token_ids)
-        for token_id in ids:
-            if not 0 <= token_id < self._num_ids:
-                raise InvalidRequest(
-                    f"token id {token_id} is outside the vocabulary; ids go from 0 to "
-                    f"{self._num_ids - 1}"
-                )
+        if ids and not (min(ids) >= 0 and max(ids) < self._num_ids):
+            wrong = min(ids) if min(ids) < 0 else max(ids)
+            raise InvalidRequest(
+                f"token id {wrong} is outside the vocabulary; ids go from 0 to {self._num_ids - 1}"
+            )
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def token(self, token_id: int) -> str | None:

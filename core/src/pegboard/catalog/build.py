@@ -22,7 +22,7 @@ from pegboard.api.errors import (
 )
 from pegboard.api.plugin import PluginInfo
 from pegboard.api.version import api_version_problem
-from pegboard.catalog.catalog import Catalog, CatalogPlugin
+from pegboard.catalog.catalog import Catalog
 from pegboard.catalog.discovery import (
     BUILTIN,
     FoundPlugin,
@@ -35,7 +35,7 @@ from pegboard.catalog.discovery import (
     ordered,
     search_report,
 )
-from pegboard.catalog.manager import HookManager, LoadedPlugin
+from pegboard.catalog.manager import CatalogPlugin, HookManager, LoadedPlugin
 from pegboard.config.fields import coerce, fields_of
 from pegboard.config.plugins import PluginsConfig, ResolvedPlugin
 from pegboard.config.validation import describe_problem

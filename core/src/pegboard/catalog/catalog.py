@@ -6,7 +6,7 @@ One a process. It remembers what was chosen and what failed, for the report at r
 import importlib
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,35 +14,20 @@ import msgspec
 from pegboard.api.errors import PegboardError, PluginError, PluginLoadError
 from pegboard.api.hookspecs import COMPONENT_HOOKS
 from pegboard.api.observers import Fault
+from pegboard.api.ops import OpQuery
 from pegboard.api.platforms import Detection, PlatformSpec
-from pegboard.api.plugin import ComponentContext, ComponentSpec, PluginInfo
+from pegboard.api.plugin import ComponentContext, ComponentSpec
 from pegboard.catalog.discovery import one_line
 from pegboard.catalog.guard import Guard
+from pegboard.catalog.manager import CatalogPlugin
 from pegboard.catalog.observing import Observers
+from pegboard.catalog.record import Record
 from pegboard.catalog.selection import Entry, Selection, Verdict, judge, select
 from pegboard.config.plugins import ResolvedPlugin
 
 __all__ = ["Catalog", "CatalogPlugin"]
 
 logger = logging.getLogger(__name__)
-
-
-class CatalogPlugin(msgspec.Struct, frozen=True, kw_only=True):
-    """A loaded plugin as the catalog keeps it.
-
-    Attributes:
-        info: its `PLUGIN`.
-        resolved: what a child loads and verifies.
-        config: its options as its own struct, or None.
-        components: specs by kind.
-        observers: lifecycle hooks by name, whether or not the plugin is enabled.
-    """
-
-    info: PluginInfo
-    resolved: ResolvedPlugin
-    config: Any
-    components: dict[str, list[ComponentSpec]]
-    observers: dict[str, Callable[[Any], None]]
 
 
 class Catalog:
@@ -67,8 +52,7 @@ class Catalog:
         self.failed = dict(failed or {})
         self._by_name = {plugin.info.name: plugin for plugin in plugins}
         self._entries = _index(plugins)
-        self._selections: dict[str, Selection] = {}
-        self._used: set[tuple[str, str]] = set()
+        self._record = Record()
         self._detections: dict[str, Detection] = {}
         self.guard = Guard(on_fault=self._on_fault)
         self._observers = Observers(plugins, self.guard)
@@ -129,13 +113,15 @@ class Catalog:
         """
         selection = select(
             kind,
-            self._candidates(kind),
+            self._candidates(kind, query),
             query,
             name=name,
             order=order,
             supports=self._reason_against,
         )
-        self._note(selection)
+        verdicts = self._with_probes(kind, selection.verdicts)
+        selection = msgspec.structs.replace(selection, verdicts=verdicts)
+        self._record.note(selection, query)
         return selection
 
     def explain(
@@ -148,9 +134,13 @@ class Catalog:
     ) -> list[Verdict]:
         """Return the verdict on every candidate, the preferred first. Never raises."""
         _, verdicts = judge(
-            self._candidates(kind), query, name=name, order=order, supports=self._reason_against
+            self._candidates(kind, query),
+            query,
+            name=name,
+            order=order,
+            supports=self._reason_against,
         )
-        return list(verdicts)
+        return list(self._with_probes(kind, verdicts))
 
     def load(self, entry: Entry | ComponentSpec) -> Any:  # noqa: ANN401 -- what `target` names
         """Import what a component's `target` names.
@@ -159,7 +149,7 @@ class Catalog:
             PluginLoadError: it does not import; carries plugin, process and cause.
         """
         entry = self._entry(entry)
-        self._used.add((entry.kind, entry.name))
+        self._record.use(entry)
         return self._import(entry, entry.spec.target, "target")
 
     def create(
@@ -213,18 +203,28 @@ class Catalog:
         """Return, as JSON values: plugins, chosen, registered but unused, fell back, failed."""
         return {
             "process": self.process,
-            "plugins": [_describe(plugin) for plugin in self.plugins],
-            "chosen": {key: _chosen(s) for key, s in sorted(self._selections.items())},
-            "unused": self._unused(),
-            "fell_back": self._fell_back(),
+            **self._record.report(self.plugins),
             "failed": dict(self.failed),
             "unhooked": self._observers.unhooked(),
             "hook_times": self.guard.report(),
         }
 
-    def _candidates(self, kind: str) -> list[Entry]:
+    def _candidates(self, kind: str, query: Any) -> list[Entry]:  # noqa: ANN401
         info = COMPONENT_HOOKS.get(kind)
-        return self.acting(kind) if info and info.acts_unselected else self.entries(kind)
+        entries = self.acting(kind) if info and info.acts_unselected else self.entries(kind)
+        if isinstance(query, OpQuery):  # another op's implementations are no candidates at all
+            return [e for e in entries if getattr(e.spec, "op", query.op) == query.op]
+        return entries
+
+    def _with_probes(self, kind: str, verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
+        """Add to the verdict on each platform that fits what its probe found."""
+        if kind != PlatformSpec.kind:
+            return tuple(verdicts)
+        found = {name: detection.reason for name, detection in self._detections.items()}
+        return tuple(
+            msgspec.structs.replace(v, reason=f"{v.reason}; {found[v.name]}") if v.fits else v
+            for v in verdicts
+        )
 
     def _entry(self, entry: Entry | ComponentSpec) -> Entry:
         if isinstance(entry, Entry):
@@ -283,45 +283,6 @@ class Catalog:
         owner = f" ({entry.distribution} {entry.version})" if entry.distribution else ""
         return f"{entry.kind} {entry.name!r} of plugin {entry.plugin!r}{owner}"
 
-    def _note(self, selection: Selection) -> None:
-        entry = selection.entry
-        self._used.add((entry.kind, entry.name))
-        known = self._selections.get(entry.kind)
-        key = entry.kind if known is None or known.entry == entry else _key(entry)
-        if self._selections.get(key) == selection:
-            return
-        self._selections[key] = selection
-        logger.debug("selected %s %s of plugin %s", entry.kind, entry.name, entry.plugin)
-        for verdict in selection.passed_over:
-            if "was asked for" not in verdict.reason:
-                logger.debug("passed over %s %s: %s", entry.kind, verdict.name, verdict.reason)
-
-    def _unused(self) -> dict[str, list[str]]:
-        unused: dict[str, list[str]] = {}
-        for plugin in self.plugins:
-            names = [
-                f"{kind}/{spec.name}"
-                for kind, specs in plugin.components.items()
-                for spec in specs
-                if (kind, spec.name) not in self._used
-            ]
-            if names:
-                unused[plugin.info.name] = names
-        return unused
-
-    def _fell_back(self) -> list[dict[str, str]]:
-        return [
-            {
-                "kind": selection.kind,
-                "wanted": verdict.name,
-                "got": selection.entry.name,
-                "reason": verdict.reason,
-            }
-            for selection in self._selections.values()
-            for verdict in selection.passed_over
-            if verdict.priority > selection.spec.priority
-        ]
-
     def _on_fault(self, fault: Fault) -> None:
         if fault.hook != "on_fault":
             self.observe("on_fault", fault)
@@ -342,32 +303,3 @@ def _index(plugins: Sequence[CatalogPlugin]) -> dict[str, list[Entry]]:
                 for spec in specs
             )
     return entries
-
-
-def _key(entry: Entry) -> str:
-    return f"{entry.kind}/{entry.name}"
-
-
-def _chosen(selection: Selection) -> dict[str, Any]:
-    return {
-        "name": selection.entry.name,
-        "plugin": selection.entry.plugin,
-        "reason": selection.reason,
-        "verdicts": msgspec.to_builtins(selection.verdicts),
-    }
-
-
-def _describe(plugin: CatalogPlugin) -> dict[str, Any]:
-    return {
-        "name": plugin.info.name,
-        "version": plugin.info.version,
-        "api": plugin.info.api,
-        "summary": plugin.info.summary,
-        "distribution": plugin.resolved.distribution,
-        "path": plugin.resolved.path,
-        "enabled": plugin.resolved.enabled,
-        "components": {
-            kind: [spec.name for spec in specs] for kind, specs in plugin.components.items()
-        },
-        "observes": sorted(plugin.observers),
-    }

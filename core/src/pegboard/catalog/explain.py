@@ -12,7 +12,7 @@ import msgspec
 from pegboard.api.attention import AttentionBackendSpec, AttentionQuery
 from pegboard.api.engine import ExecutorQuery
 from pegboard.api.hookspecs import COMPONENT_HOOKS
-from pegboard.api.ops import OpDefinition, OpImplementationSpec, OpQuery
+from pegboard.api.ops import OpDefinition, OpQuery
 from pegboard.api.platforms import Detection, PlatformQuery
 from pegboard.catalog.catalog import Catalog
 from pegboard.catalog.selection import Entry, Verdict
@@ -85,11 +85,7 @@ def explain_ops(catalog: Catalog, options: EngineOptions, kv_layout: str = "") -
             dtype=dtype,
             kv_layout=kv_layout,
         )
-        verdicts = [
-            verdict
-            for verdict in catalog.explain("op_implementations", query)
-            if _implements(catalog, verdict.name, definition.name)
-        ]
+        verdicts = catalog.explain("op_implementations", query)
         order = options.ops.priority.get(definition.name)
         if order is not None:
             verdicts = _by_order(verdicts, order)
@@ -149,13 +145,6 @@ def _block_size(catalog: Catalog) -> int:
     sized = [spec for spec in specs if isinstance(spec, AttentionBackendSpec)]
     best = max(sized, key=lambda spec: spec.priority, default=None)
     return best.preferred_block_size if best else 16
-
-
-def _implements(catalog: Catalog, name: str, op: str) -> bool:
-    return any(
-        entry.name == name and isinstance(entry.spec, OpImplementationSpec) and entry.spec.op == op
-        for entry in catalog.entries("op_implementations")
-    )
 
 
 def _by_order(verdicts: Sequence[Verdict], order: Sequence[str]) -> list[Verdict]:

@@ -8,14 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pluggy
 
 from pegboard.api.errors import PluginConflictError, SpecError
 from pegboard.api.hookspecs import COMPONENT_HOOKS, LIFECYCLE_HOOKS, HookSpecs
 from pegboard.api.plugin import ComponentSpec, PluginInfo
 from pegboard.catalog.discovery import FoundPlugin, nearest
+from pegboard.config.plugins import ResolvedPlugin
 
-__all__ = ["HookManager", "LoadedPlugin"]
+__all__ = ["CatalogPlugin", "HookManager", "LoadedPlugin"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,24 @@ class LoadedPlugin:
     path: str
     enabled: bool
     options: dict[str, Any]
+
+
+class CatalogPlugin(msgspec.Struct, frozen=True, kw_only=True):
+    """A loaded plugin as the catalog keeps it.
+
+    Attributes:
+        info: its `PLUGIN`.
+        resolved: what a child loads and verifies.
+        config: its options as its own struct, or None.
+        components: specs by kind.
+        observers: lifecycle hooks by name, whether or not the plugin is enabled.
+    """
+
+    info: PluginInfo
+    resolved: ResolvedPlugin
+    config: Any
+    components: dict[str, list[ComponentSpec]]
+    observers: dict[str, Callable[[Any], None]]
 
 
 class HookManager:

@@ -65,9 +65,15 @@ def _with_model(
 
     problem = ""
     try:
-        resolve(options, catalog)
+        config = resolve(options, catalog)
     except PegboardError as error:
         problem = str(error)
+    else:
+        options = msgspec.structs.replace(
+            options,
+            model=msgspec.structs.replace(options.model, dtype=config.model.dtype),
+            parallel=msgspec.structs.replace(options.parallel, platform=config.platform),
+        )
     recorded = catalog.report()["chosen"]
     explanations = [
         Explanation(

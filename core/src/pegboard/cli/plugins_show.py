@@ -7,8 +7,8 @@ import msgspec
 from pegboard.api.errors import ConfigError
 from pegboard.api.hookspecs import COMPONENT_HOOKS, LIFECYCLE_HOOKS
 from pegboard.catalog import Catalog
-from pegboard.catalog.catalog import CatalogPlugin
 from pegboard.catalog.discovery import nearest
+from pegboard.catalog.manager import CatalogPlugin
 from pegboard.cli.output import line, show_json, table
 from pegboard.config.fields import OptionField, fields_of
 from pegboard.config.plugins import PluginsConfig

@@ -126,6 +126,8 @@ class AsyncLLM:
             self._pinger.cancel()
             self._pinger = None
         await asyncio.get_running_loop().run_in_executor(None, self._frontend.close)
+        if self._starting is not None:  # a start that this cut short has failed: nobody else looks
+            await asyncio.gather(self._starting, return_exceptions=True)
         self._fail_all(EngineDead("the engine was shut down"))
         self._pool.shutdown(wait=False)
 

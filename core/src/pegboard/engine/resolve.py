@@ -259,6 +259,12 @@ def _load(options: EngineOptions) -> Any:  # noqa: ANN401 -- a LoadConfig
 def _loader(options: EngineOptions, description: ModelDescription, catalog: Catalog) -> str:
     wanted = options.load.load_format
     name = description.loader if wanted == "auto" else wanted
+    if description.quantization is not None:
+        method = description.quantization.get("quant_method", "an unnamed method")
+        raise ModelError(
+            f"{description.path} is quantised with {method}, and no quantization method is "
+            "installed; use an unquantised or GGUF version of the model"
+        )
     return catalog.select("model_loaders", LoadQuery(name=name), name=name).entry.name
 
 

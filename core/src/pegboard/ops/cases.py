@@ -34,14 +34,16 @@ def _strided(x: Tensor) -> Tensor:
 
 
 def linear(random: Generator, dtype: torch.dtype) -> Iterator[OpCase]:
-    """Products with and without bias, contiguous and strided input, 1 to 3 dimensions."""
+    """Products with and without bias, of contiguous and strided tensors, 1 to 3 dimensions."""
     for tokens, size, out in _PRODUCTS:
         weight = _normal(random, dtype, out, size) * size**-0.5
         bias = _normal(random, dtype, out)
         x = _normal(random, dtype, tokens, size)
         what = f"[{tokens}, {size}] x [{out}, {size}]"
         yield OpCase(what=what, args=(x,), weights=(weight.to(dtype), None))
-        yield OpCase(what=f"{what}, bias", args=(_strided(x),), weights=(weight.to(dtype), bias))
+        # A rank's columns of a whole matrix: a view whose rows lie apart.
+        part = _strided(weight.to(dtype))
+        yield OpCase(what=f"{what}, bias, strided", args=(_strided(x),), weights=(part, bias))
     x = _normal(random, dtype, 2, 3, 64)
     yield OpCase(what="[2, 3, 64]", args=(x,), weights=(_normal(random, dtype, 32, 64) * 0.1, None))
 

@@ -5,7 +5,6 @@ import struct
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
 from pegboard.api.loaders import LoaderExample
 from pegboard.api.models import ModelDescription
@@ -42,7 +41,7 @@ def safetensors(folder: Path) -> LoaderExample:
     index: dict[str, str] = {}
     for i, (name, tensor) in enumerate(tensors.items(), start=1):
         index[name] = f"model-0000{i}-of-00002.safetensors"
-        save_file({name: tensor}, folder / index[name])
+        (folder / index[name]).write_bytes(_safetensors_file(name, tensor))
     text = json.dumps({"metadata": {}, "weight_map": index})
     (folder / "model.safetensors.index.json").write_text(text)
     return LoaderExample(description=_description(folder, "safetensors"), tensors=tensors)
@@ -69,6 +68,15 @@ def gguf(folder: Path) -> LoaderExample:
         tensors=tensors,
         tolerance=(scales.max() * 0.51).item(),
     )
+
+
+def _safetensors_file(name: str, tensor: torch.Tensor) -> bytes:
+    """Lay out one float32 tensor: header length, JSON header, data."""
+    data = tensor.numpy().tobytes()
+    entry = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [0, len(data)]}
+    header = json.dumps({name: entry}).encode()
+    header += b" " * (-len(header) % 8)
+    return struct.pack("<Q", len(header)) + header + data
 
 
 def _gguf_file(stored: list[tuple[str, tuple[int, ...], int, bytes]]) -> bytes:

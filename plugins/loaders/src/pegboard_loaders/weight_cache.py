@@ -92,6 +92,8 @@ class WeightCache:
     ) -> SafetensorsFile:
         """Write a key's file and return it; files of an older `source` are removed.
 
+        Call it with the key locked.
+
         Args:
             key: see `checkpoint_key`.
             source: the checkpoint's path.
@@ -101,8 +103,10 @@ class WeightCache:
         Raises:
             OSError: the disk is full or cannot be written to; nothing stays behind.
         """
-        self._check_room(plan)
         path = self._path(key)
+        for stale in self._folder.glob(f"{key}.*.part"):  # the key is locked: nobody writes it
+            stale.unlink(missing_ok=True)
+        self._check_room(plan)
         part = path.with_suffix(f".{os.getpid()}.part")
         try:
             with part.open("wb") as file:

@@ -105,6 +105,7 @@ class _CompletionJob:
         client = state.client
         prompts = split_prompts(body.prompt, state.config.max_prompts)
         params = job._sampling()
+        _check_fan_out(len(prompts), params.n, state.config.max_prompts)
         priority = priority_of(state, request, body.priority)
         for prompt in prompts:
             job.calls.append(
@@ -317,6 +318,15 @@ class _CompletionJob:
         if self.body.return_token_ids:
             choice.token_ids = completion.token_ids
         return choice
+
+
+def _check_fan_out(prompts: int, n: int, most: int) -> None:
+    if prompts * n > most:
+        raise InvalidRequest(
+            f"{prompts} prompts with n={n} make {prompts * n} completions; at most {most} are "
+            "allowed in one request (--max-prompts)",
+            param="n",
+        )
 
 
 def _is_empty(choice: CompletionChoice) -> bool:

@@ -78,7 +78,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Count, Meta(description="Most requests at work at once; past it 429. 0: no limit.")
     ] = 1024
     max_prompts: Annotated[
-        AtLeastOne, Meta(description="Most prompts of one completion request.")
+        AtLeastOne, Meta(description="Most completions of one request: prompts times n.")
     ] = 1024
     max_stop_strings: Annotated[AtLeastOne, Meta(description="Most stop strings.")] = 64
     max_n: Annotated[AtLeastOne, Meta(description="Most completions of a prompt.")] = 128

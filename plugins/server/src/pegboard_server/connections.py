@@ -1,14 +1,26 @@
 """One HTTP/1.1 connection, with bounds on what a slow or greedy client can hold."""
 
 import asyncio
+import logging
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from pegboard_server.config import ServerConfig
 from pegboard_server.errors import error_body
 
 __all__ = ["make_protocol"]
+
+
+#: What clients do wrong is theirs to mend: no warnings for the operator.
+_client_faults = logging.getLogger("pegboard_server.client_faults")
+_client_faults.setLevel(logging.ERROR)
+#: Requests of one connection that may wait for the one at work.
+_MAX_PIPELINED = 16
 
 
 class _HeadTooLarge(Exception):
@@ -23,9 +35,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 -- uvicorn's own
         """Start outside any request."""
         super().__init__(*args, **kwargs)
+        self.logger = _client_faults
         self._in_head = True
         self._head_bytes = 0
         self._head_refused = False
+        self._running: RequestResponseCycle | None = None
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
@@ -35,9 +49,15 @@ class BoundedProtocol(HttpToolsProtocol):
         self._arm_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop all timers."""
+        """Stop all timers, and tell every request of the connection, not just the newest."""
         self._stop_head_timer()
         self._stop_write_timer()
+        waiting = [cycle for cycle, _ in self.pipeline]
+        self.pipeline.clear()
+        for cycle in (self._running, *waiting):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -67,7 +87,14 @@ class BoundedProtocol(HttpToolsProtocol):
         ):
             self._head_refused = True
             raise _HeadTooLarge
+        if len(self.pipeline) >= _MAX_PIPELINED:
+            self.transport.abort()
+            return
         super().on_headers_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:  # noqa: ANN401
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_message_complete(self) -> None:
         """The request is whole; what follows is another head."""

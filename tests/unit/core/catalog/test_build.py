@@ -268,6 +268,17 @@ def test_order_is_builtin_then_declared_then_by_name(fake_plugins):
     assert own_names(catalog) == ["builtin", "mid", "zeta", "alpha"]
 
 
+def test_uninstalled_plugin_takes_its_place_by_name(fake_plugins):
+    fake_plugins.install("mid")
+    module = fake_plugins.module(
+        "PLUGIN = PluginInfo(name='alpha', version='1', api='1.0', summary='')"
+    )
+    plugins = PluginsConfig(enabled=(f"{module}:PLUGIN",), only=["mid"])
+    with pytest.raises(ConfigError, match=r"plugins\.only leaves out"):
+        build_catalog(PluginsConfig(enabled=("mid",), only=[]))
+    assert own_names(build_catalog(plugins)) == ["builtin", "alpha", "mid"]
+
+
 def test_plugins_that_each_come_after_the_other_are_refused(fake_plugins):
     fake_plugins.install("hen", info="after=('egg',)")
     fake_plugins.install("egg", info="after=('hen',)")

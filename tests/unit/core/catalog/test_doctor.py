@@ -114,7 +114,9 @@ def test_merged_reports_call_unused_only_what_no_process_used():
     worker = build_catalog(PluginsConfig(enabled=(), only=[]), process="worker 0")
     (fcfs, _) = frontend.entries("scheduler_policies")
     frontend.load(frontend.entries("cli_commands")[1])
+    worker.load(worker.entries("kv_group_types")[0])
     merged = merge_reports([frontend.report(), worker.report()])
     assert "cli_commands/plugins" not in merged["unused"]["builtin"]
+    assert "kv_group_types/full" not in merged["unused"]["builtin"]
     assert f"scheduler_policies/{fcfs.name}" in merged["unused"]["builtin"]
     assert set(merged["hook_times"]) == {"frontend", "worker 0"}

@@ -167,9 +167,9 @@ def test_observer_that_succeeds_between_faults_stays(fake_plugins):
 def test_fault_in_the_fault_observer_does_not_recur(fake_plugins):
     fake_plugins.install("worst", "@hookimpl\ndef on_fault(fault):\n    raise ValueError('again')")
     catalog = observing(fake_plugins, "worst")
-    for _ in range(4):
+    for count in (1, 2, 3, 3):
         catalog.observe("on_fault", Fault(scope="engine", hook="step", cause="x"))
-    assert catalog.report()["hook_times"]["worst"]["on_fault"]["faults"] == 3
+        assert catalog.report()["hook_times"]["worst"]["on_fault"]["faults"] == count
 
 
 def test_unknown_lifecycle_hook_is_a_key_error(fake_plugins):

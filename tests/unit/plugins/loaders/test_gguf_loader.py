@@ -214,6 +214,27 @@ def test_failed_conversion_leaves_nothing_behind(tmp_path: Path) -> None:
     assert set(kept) <= {".lock"}
 
 
+def test_what_a_crash_left_is_removed(tmp_path: Path) -> None:
+    path, expected = tiny(tmp_path / "tiny.gguf", "llama")
+    folder = tmp_path / "cache" / "weights"
+    loaded(loader(tmp_path / "cache"), describe_gguf(path))
+    (cached,) = folder.glob("*.safetensors")
+    cached.rename(cached.with_suffix(".1234567.part"))
+    assert loaded(loader(tmp_path / "cache"), describe_gguf(path)).keys() == expected.keys()
+    assert {file.suffix for file in folder.iterdir()} == {".lock", ".safetensors"}
+
+
+def test_full_disk_falls_back_with_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, expected = tiny(tmp_path / "tiny.gguf", "llama")
+    usage = SimpleNamespace(free=1000)
+    monkeypatch.setattr("pegboard_loaders.weight_cache.shutil.disk_usage", lambda _: usage)
+    result = loaded(loader(tmp_path / "cache"), describe_gguf(path))
+    assert result.keys() == expected.keys()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
 def test_unwritable_cache_falls_back_with_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

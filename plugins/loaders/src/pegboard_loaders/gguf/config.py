@@ -58,6 +58,12 @@ def describe(file: GgufFile) -> ModelDescription:
     Raises:
         ModelError: its architecture is unknown, or a key is missing or absurd.
     """
+    parts = file.metadata.get("split.count", 1)
+    if parts != 1:
+        raise ModelError(
+            f"{file.path} is one of {parts} parts of a model; join them into one file first "
+            "(llama-gguf-split --merge)"
+        )
     architecture = architecture_of(file)
     config = _config(file, architecture)
     roles, ends = read_special_ids(file)

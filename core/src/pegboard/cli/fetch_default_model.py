@@ -1,4 +1,4 @@
-"""Brings the default model into the cache folder: `python -m pegboard.cli.fetch_default`."""
+"""Brings the default model into the cache folder: `python -m pegboard.cli.fetch_default_model`."""
 
 import sys
 
