@@ -1,5 +1,6 @@
 # Every habit is a target; `make help` lists them.
 SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help install serve test test-slow check fix docs kernels wheels release clean
 
@@ -31,7 +32,8 @@ $(VENV)/.installed: $(VENV)/.python $(MANIFESTS)
 	@echo "[2/4] installing build backends"
 	@$(PIP) install -q -r requirements-build.txt
 	@echo "[3/4] installing the workspace and its dependencies (PyTorch is the large one; minutes the first time)"
-	@PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-build-isolation -r requirements-dev.txt | grep -vE '^(Requirement already|  )' || true
+	@PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-build-isolation -r requirements-dev.txt \
+		| sed -unE 's/^(Collecting|Building wheels for|Installing collected packages:) ?([^ ]*).*/      \1 \2/p'
 	@$(BIN)/python -c 'import pegboard, torch; print(f"      pegboard {pegboard.__version__} on torch {torch.__version__}")'
 	@echo "[4/4] fetching the default model"
 	@$(BIN)/python -m pegboard.cli.fetch_default_model
