@@ -27,6 +27,8 @@ class FastTokenizer(Tokenizer):
         description: ModelDescription,
         backend: "tokenizers.Tokenizer",
         special_tokens: Mapping[str, str],
+        *,
+        longest_token: int | None = None,
     ) -> None:
         """Take the tokenizer over.
 
@@ -35,12 +37,14 @@ class FastTokenizer(Tokenizer):
             description: whose model the tokenizer serves.
             backend: the finished tokenizer; its padding and truncation are switched off.
             special_tokens: roles to token text, such as {"bos_token": "<s>"}.
+            longest_token: characters of the longest token, where it is known already.
         """
         super().__init__(context, description)
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
         self._special_tokens = dict(special_tokens)
+        self._known_longest = longest_token
         self._vocab_size = backend.get_vocab_size(with_added_tokens=True)
         added = backend.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
@@ -121,4 +125,6 @@ class FastTokenizer(Tokenizer):
 
     @cached_property
     def _longest_token(self) -> int:
+        if self._known_longest is not None:
+            return self._known_longest
         return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)

@@ -18,7 +18,7 @@ __all__ = ["find_in_hub_cache", "hub_cache", "locate_model"]
 
 logger = logging.getLogger(__name__)
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9][\w.-]{0,95})?")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _REVISION = re.compile(r"[A-Za-z0-9][\w./-]{0,254}")
 #: What a checkpoint needs; pickled weights and code are not fetched.
@@ -49,7 +49,7 @@ def locate_model(
     if path.exists():
         return path
     if model.startswith((".", "/", "~")) or path.suffix == ".gguf" or not _HUB_ID.fullmatch(model):
-        raise ModelError(f"{model} is no file or folder here; check the path")
+        raise ModelError(f"{model} is no file or folder here, nor a hub id (org/name)")
     if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
         raise ModelError(f"revision {revision!r} is no branch, tag or commit")
     folder = Path(download_dir) if download_dir else hub_cache(env)

@@ -162,6 +162,8 @@ class ChatTemplateRenderer(Renderer):
         """Refuse at once a text that no tokenizer could fit into the context."""
         model = getattr(self.context.config, "model", None)
         tokens = getattr(model, "max_model_len", None) or self.description.max_model_len
+        if len(text) <= tokens:
+            return
         most = min(MAX_TEXT_CHARS, tokens * self.tokenizer.max_chars_per_token())
         if len(text) > most:
             raise ContextLength(

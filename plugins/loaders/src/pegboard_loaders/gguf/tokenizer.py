@@ -35,7 +35,13 @@ class GgufTokenizer(FastTokenizer):
         model = getattr(context.config, "model", None)
         path = Path(getattr(model, "tokenizer_path", None) or description.path)
         vocabulary = read_vocabulary(GgufFile(path))
-        super().__init__(context, description, build_tokenizer(vocabulary), vocabulary.roles)
+        super().__init__(
+            context,
+            description,
+            build_tokenizer(vocabulary),
+            vocabulary.roles,
+            longest_token=max(map(len, vocabulary.tokens)),
+        )
 
 
 def build_tokenizer(vocabulary: Vocabulary) -> tokenizers.Tokenizer:

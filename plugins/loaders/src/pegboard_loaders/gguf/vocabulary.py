@@ -87,7 +87,7 @@ def read_vocabulary(file: GgufFile) -> Vocabulary:
         raise ModelError(f"{source}: tokenizer.ggml.tokens holds a token twice")
     pre = metadata.get(f"{_PREFIX}pre", "gpt-2") if model == "gpt2" else ""
     if model == "gpt2":
-        merges = merges_from_pairs(_get(file, "merges", list), ids, source)
+        merges = merges_from_pairs(_get(file, "merges", list), source)
         bos_by_default = word_rule(pre, source).add_bos
     else:
         scores = _numbers(file, "scores", len(tokens))
