@@ -91,6 +91,7 @@ def make_scheduler(
     max_model_len: int = 64,
     policy: str = "fcfs",
     num_drafts_wanted: int = 0,
+    max_steps_in_flight: int | None = None,
     **config: object,
 ) -> Scheduler:
     context = ComponentContext(plugin="builtin")
@@ -105,6 +106,7 @@ def make_scheduler(
         {"fcfs": Fcfs, "priority": Priority}[policy](context),
         max_model_len=max_model_len,
         num_drafts_wanted=num_drafts_wanted,
+        max_steps_in_flight=max_steps_in_flight,
         clock=lambda: 1.0,
     )
 

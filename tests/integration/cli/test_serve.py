@@ -277,6 +277,19 @@ def test_interrupt_while_it_starts_ends_every_process(serve, moment):
     assert not any(Path(f"/proc/{pid}").exists() for pid in children)
 
 
+def test_engine_that_is_killed_ends_the_server_with_one_line(serve):
+    served = serve()
+    port = int(served.wait_for(r"Ready on http://127\.0\.0\.1:(\d+)")[1])
+    (child,) = _children(served.process.pid)
+    os.kill(child, signal.SIGKILL)
+    status, output = served.end()
+    assert status == 1, output
+    assert output.splitlines()[-1].startswith("platform: error: "), output
+    assert "signal 9" in output.splitlines()[-1]
+    with pytest.raises(OSError, match="refused"):
+        served.request(port, "/health")
+
+
 def test_port_in_use_is_one_line_before_the_model_loads(serve):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -194,15 +194,15 @@ def _failure(
     shown = "; ".join(f"{who}: {why}" for who, why in reasons[:MAX_REASONS_SHOWN])
     more = len(reasons) - MAX_REASONS_SHOWN
     rest = f"; and {more} more" if more > 0 else ""
-    return f"no {noun} fits {_short(query)}: {shown}{rest}"
+    return f"no {noun} fits{_short(query)}: {shown}{rest}"
 
 
 def _short(query: Any) -> str:  # noqa: ANN401 -- any query struct
     if query is None:
-        return "the request"
+        return ""
     fields = ((name, getattr(query, name)) for name in query.__struct_fields__)
     given = [f"{name}={value}" for name, value in fields if value not in (None, (), "")]
-    return f"({', '.join(given)})"
+    return f" ({', '.join(given)})" if given else ""
 
 
 def _listed(names: Sequence[str], limit: int = 12) -> str:

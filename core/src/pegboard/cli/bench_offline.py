@@ -1,10 +1,13 @@
 """`platform bench throughput` and `platform bench latency`: through LLM, in this process."""
 
 import argparse
+import contextlib
 import random
 import secrets
+import signal
 import statistics
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from pegboard.api.engine import TokensPrompt
@@ -24,10 +27,13 @@ def run_throughput(args: argparse.Namespace) -> dict[str, Any]:
     """Complete all prompts at once.
 
     Raises:
-        ConfigError: lengths do not fit the model.
+        ConfigError: lengths do not fit the model, or the time limit came first.
     """
     seed, rng = _rng(args)
-    with LLM(options=engine_options(args, args.invocation.environment)) as llm:
+    with (
+        LLM(options=engine_options(args, args.invocation.environment)) as llm,
+        _within(args.time_limit),
+    ):
         prompts = _prompts(rng, llm, args.num_prompts, args.input_len, args.output_len)
         llm.generate(_prompts(rng, llm, 1, args.input_len, args.output_len), _sampling(2))
         start = time.perf_counter()
@@ -59,17 +65,17 @@ def run_latency(args: argparse.Namespace) -> dict[str, Any]:
     """Complete one batch after another.
 
     Raises:
-        ConfigError: lengths do not fit the model, or the time limit came before a batch ended.
+        ConfigError: lengths do not fit the model, or the time limit came first.
     """
     seed, rng = _rng(args)
-    deadline = time.perf_counter() + args.time_limit
     latencies: list[float] = []
     decode: list[float] = []
     first_s: list[float] = []
-    with LLM(options=engine_options(args, args.invocation.environment)) as llm:
+    with (
+        LLM(options=engine_options(args, args.invocation.environment)) as llm,
+        _within(args.time_limit),
+    ):
         for number in range(args.num_iters_warmup + args.num_iters):
-            if time.perf_counter() > deadline:
-                break
             prompts = _prompts(rng, llm, args.batch_size, args.input_len, args.output_len)
             began = time.time()
             start = time.perf_counter()
@@ -79,8 +85,6 @@ def run_latency(args: argparse.Namespace) -> dict[str, Any]:
                 latencies.append(elapsed_s)
                 _add_phases(outputs, began, decode, first_s)
         model = _model_name(llm)
-    if not latencies:
-        raise ConfigError(f"no batch ended within {args.time_limit:g} s (--time-limit)")
     record = {
         "benchmark": "latency",
         "label": args.label,
@@ -100,7 +104,11 @@ def run_latency(args: argparse.Namespace) -> dict[str, Any]:
 def _add_phases(
     outputs: list[RequestOutput], began: float, decode: list[float], first_s: list[float]
 ) -> None:
-    """Split a batch at its last first token: what follows is decoding with the whole batch."""
+    """Add a batch's decode rate, over the time from its first token, and its last first token.
+
+    With prompts that fit one step the first tokens come together, and the rate is that of
+    decoding with the whole batch.
+    """
     metrics = [output.metrics for output in outputs if output.metrics is not None]
     if not metrics:
         return
@@ -110,6 +118,26 @@ def _add_phases(
     first_s.append(last_first - began)
     if last > last_first:
         decode.append(tokens / (last - min(one.first_token_ts for one in metrics)))
+
+
+@contextlib.contextmanager
+def _within(limit_s: float) -> Iterator[None]:
+    """End what is inside after `limit_s`, wherever it waits.
+
+    Raises:
+        ConfigError: the limit came.
+    """
+
+    def expired(number: int, frame: object) -> None:
+        raise ConfigError(f"stopped at the time limit of {limit_s:g} s (--time-limit)")
+
+    previous = signal.signal(signal.SIGALRM, expired)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
 
 
 def _rng(args: argparse.Namespace) -> tuple[int, random.Random]:

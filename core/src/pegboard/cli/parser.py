@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import shutil
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -49,12 +50,35 @@ class CommandParser(argparse.ArgumentParser):
         self.dotted: dict[str, str] = {}
         self.refuses_unknown = False
 
+    def format_help_about(self, word: str) -> str:
+        """Return help on the groups that `word` names, and on the flags that mention it."""
+        wanted = word.lower().replace("_", "-")
+        formatter = self._get_formatter()
+        found = False
+        for group in self._action_groups:
+            about = f"{group.title} {group.description}".lower()
+            whole = wanted in about
+            actions = [a for a in group._group_actions if whole or _mentions(a, wanted)]
+            if actions:
+                found = True
+                formatter.start_section(group.title)
+                formatter.add_text(group.description)
+                formatter.add_arguments(actions)
+                formatter.end_section()
+        if not found:
+            raise UsageError(f"no flag of {self.prog} is about {word!r} (see {self.prog} --help)")
+        return formatter.format_help()
+
     def parse_known_args(  # type: ignore[override]
         self,
         args: Sequence[str] | None = None,
         namespace: argparse.Namespace | None = None,
     ) -> tuple[argparse.Namespace, list[str]]:
         """Parse after bringing flags into the form that they are declared in."""
+        for arg in args or ():
+            if self.add_help and arg.startswith("--help="):
+                self._print_message(self.format_help_about(arg.partition("=")[2]), sys.stdout)
+                self.exit()
         target = namespace if namespace is not None else argparse.Namespace()
         result, unknown = super().parse_known_args(self.normalise(args or ()), target)
         if unknown and self.refuses_unknown:
@@ -117,3 +141,10 @@ class CommandParser(argparse.ArgumentParser):
         match = difflib.get_close_matches(flag, known, n=1, cutoff=0.5)
         mend = f"; did you mean {match[0]}?" if match else ""
         return f"unknown flag {flag}{mend} (see {self.prog} --help)"
+
+
+def _mentions(action: argparse.Action, word: str) -> bool:
+    if action.help == argparse.SUPPRESS:
+        return False
+    texts = (*action.option_strings, action.help or "", str(action.metavar or ""))
+    return any(word in text.lower() for text in texts)

@@ -37,7 +37,8 @@ _HELP = """\
 MODEL is a folder (config.json, safetensors, tokenizer), a .gguf file or a hub id; without one the
 built-in default model is served. Flags take dashes or underscores; integers take units (8k = 8000,
 8K = 8192); --no-NAME turns a switch off; tables take JSON, or one key at a time:
---hf-overrides.rope_theta 1e6. Each flag is also a key of the TOML file that --config names."""
+--hf-overrides.rope_theta 1e6. Each flag is also a key of the TOML file that --config names.
+--help=WORD shows only what is about WORD, such as --help=cache."""
 
 
 class Serve(CliCommand):
@@ -55,7 +56,7 @@ class Serve(CliCommand):
             help="front end to run; default: the only one, or the one of highest priority",
         )
         name = _early_frontend(invocation.argv)
-        asks_help = {"-h", "--help"} & set(invocation.argv)
+        asks_help = any(w in ("-h", "--help") or w[:7] == "--help=" for w in invocation.argv)
         if asks_help and not invocation.catalog.entries("frontends"):
             return  # help works without a front end; a start says that it is missing
         entry = _frontend(invocation.catalog, name)

@@ -82,6 +82,11 @@ def join_world(
     """
     if world_size == 1:
         return SingleGroup()
+    if not dist.is_backend_available(backend):
+        raise WorkerError(
+            f"rank {rank} of {world_size} cannot join the process group: this torch has no "
+            f"distributed backend {backend!r}"
+        )
     try:
         dist.init_process_group(
             backend,

@@ -43,6 +43,7 @@ __all__ = ["ProcessClient"]
 logger = logging.getLogger(__name__)
 
 _MAX_SOCKET_PATH = 90
+_FOLDER = "pegboard-engine-"
 _SEND_TIMEOUT_MS = 2000
 _KILL_WAIT_S = 5.0
 #: What the child sent before its end may still be on its way.
@@ -209,11 +210,12 @@ class ProcessClient(CoreClient):
         """Say stop, wait, then end the child by force."""
         if self._stopping:
             return
-        with contextlib.suppress(EngineDead):
-            self._send(Wish.STOP, None)
+        if isinstance(self._answer, CoreReady):
+            with contextlib.suppress(EngineDead):
+                self._send(Wish.STOP, None)
+        else:
+            timeout_s = 0.0  # it does not listen before it is ready, nor would a message leave
         self._stopping = True
-        if not self._answered.is_set() or not isinstance(self._answer, CoreReady):
-            timeout_s = 0.0  # it does not listen before it is ready
         if self._process is not None:
             try:
                 self._process.wait(timeout_s)
@@ -244,10 +246,24 @@ def _private_folder() -> str:
     return folder
 
 
+def _sweep(parent: Path) -> None:
+    """Remove folders of processes that were killed before they could do it themselves."""
+    for folder in parent.glob(f"{_FOLDER}*-*"):
+        pid = folder.name.removeprefix(_FOLDER).partition("-")[0]
+        if not pid.isdecimal():
+            continue
+        try:
+            os.kill(int(pid), 0)
+        except ProcessLookupError:
+            shutil.rmtree(folder, ignore_errors=True)
+        except (OSError, OverflowError):
+            continue  # somebody else's
+
+
 def _child_environment() -> dict[str, str]:
     """The parent's, with the parent's import path, so that the child finds the same packages."""
     inherited = dict(read_environment().inherited)
-    inherited["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
+    inherited["PYTHONPATH"] = os.pathsep.join(p or str(Path.cwd()) for p in sys.path)
     return inherited
 
 

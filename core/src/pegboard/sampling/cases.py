@@ -10,7 +10,7 @@ from pegboard.api.ops import OpCase
 __all__ = ["apply_penalties", "draw_tokens", "keep_likely", "most_likely", "philox_uniform"]
 
 _VOCABULARIES = (1, 17, 256, 1000, 2050)
-_EXACT = dict.fromkeys(("float32", "bfloat16", "float16"), 0.0)
+_EXACT: dict[str, float] = dict.fromkeys(("float32", "bfloat16", "float16"), 0.0)
 
 
 def _logits(random: Generator, rows: int, vocab: int) -> Tensor:

@@ -25,6 +25,7 @@ from pegboard.scheduler.audit import audit
 from pegboard.scheduler.batch import Batch
 from pegboard.scheduler.plan import StepPlan
 from pegboard.scheduler.planner import StepPlanner
+from pegboard.scheduler.quarantine import Quarantine
 from pegboard.scheduler.request import Request, RequestStatus
 from pegboard.scheduler.steps import StepRecord
 from pegboard.scheduler.stopping import Finish
@@ -86,6 +87,7 @@ class Scheduler:
         self._batch = Batch(kv, config.max_num_seqs, clock)
         admission = Admission(config, kv, max_tokens_in_flight=max_tokens_in_flight)
         self._planner = StepPlanner(kv, self._batch, admission)
+        self._quarantine = Quarantine(kv, self._batch)
         self._gone_clients: dict[str, int] = {}
         self._counts = {"added": 0, "steps": 0, "step_tokens": 0}
         self._faults: dict[str, int] = {}
@@ -180,7 +182,10 @@ class Scheduler:
         return outputs
 
     def fail_step(self, step: SchedulerOutput, cause: str) -> list[EngineCoreOutput]:
-        """End a step that raised: its requests fail, and what it may have written is forgotten.
+        """End a step that raised: its requests fail, all others start over.
+
+        How far the runner came is not known. Steps in flight may have run on a batch that missed
+        this one and written to anybody's blocks, so nothing that is cached is trusted any more.
 
         Raises:
             EngineError: the step is not the oldest in flight.
@@ -189,18 +194,17 @@ class Scheduler:
         batch.steps.check_oldest(step)
         record = batch.steps.end()
         self._count_fault("step")
-        outputs = []
-        shared = batch.steps.forget_held(record)
-        for request in record.requests:
-            if request is not None and request.status is not RequestStatus.FINISHED:
-                shared |= self._kv.forget(request.kv.tables, request.num_confirmed)
-                outputs.append(self._fail(request, cause))
+        outputs = [
+            self._fail(request, cause)
+            for request in record.requests
+            if request is not None and request.status is not RequestStatus.FINISHED
+        ]
         batch.running.drop_finished()
-        self._restart_holders(shared, record)
+        batch.steps.ignore_all()
+        self._restart_all()
         batch.steps.release(record)
         # The runner may not have heard of what the step told it: it is told again.
-        in_use = {request.row for request in batch.running}
-        batch.finished_rows += {*step.finished_rows, *step.preempted_rows} - in_use
+        batch.finished_rows += {*step.finished_rows, *step.preempted_rows} - {*batch.finished_rows}
         return outputs
 
     def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
@@ -212,12 +216,9 @@ class Scheduler:
         Returns:
             Whether it was done; not while requests run, since their KV would be cached again.
         """
-        running = self._batch.running
-        if len(running) and not reset_running_requests:
+        if len(self._batch.running) and not reset_running_requests:
             return False
-        while len(running):
-            self._batch.preempt(running[-1])
-        self._kv.reset()
+        self._restart_all()
         return True
 
     def stats(self) -> SchedulerStats:
@@ -327,6 +328,13 @@ class Scheduler:
         if confirmed >= kv.next_trim:
             self._kv.trim(kv, confirmed)
 
+    def _restart_all(self) -> None:
+        """Forget the cache and make every running request compute its tokens anew."""
+        running = self._batch.running
+        while len(running):
+            self._batch.preempt(running[-1])
+        self._kv.reset()
+
     def _finish(
         self, request: Request, finish: Finish, result: EngineCoreOutput
     ) -> EngineCoreOutput:
@@ -351,31 +359,10 @@ class Scheduler:
         for request, row in zip(list(record.requests), step.rows, strict=True):
             if row not in faults or request is None or request.status is RequestStatus.FINISHED:
                 continue
-            if request.status is RequestStatus.RUNNING:
-                shared = self._kv.forget(request.kv.tables, request.num_confirmed)
-            else:
-                shared = self._batch.steps.forget_held(record)
+            shared = self._quarantine.forget(request, record)
             outputs.append(self._fail(request, faults[row]))
-            self._restart_holders(shared, record)
+            self._quarantine.restart_holders(shared, record)
         return outputs
-
-    def _restart_holders(self, block_ids: set[int], record: StepRecord) -> None:
-        """Start over every running request that holds one of these blocks, and so on from it."""
-        batch = self._batch
-        while block_ids:
-            block_ids |= batch.steps.forget_held(record)
-            batch.steps.ignore_holders(block_ids, record)
-            holders = [
-                request
-                for request in batch.running
-                if request.status is RequestStatus.RUNNING
-                and self._kv.holds_any(request.kv.tables, block_ids)
-            ]
-            block_ids = set()
-            for request in holders:
-                block_ids |= self._kv.forget(request.kv.tables, request.num_confirmed)
-                batch.steps.ignore(request, record)
-                batch.preempt(request)
 
     def _count_fault(self, kind: str) -> None:
         self._faults[kind] = self._faults.get(kind, 0) + 1

@@ -113,6 +113,11 @@ class StepsInFlight:
                 if other is request:
                     record.requests[index] = None
 
+    def ignore_all(self) -> None:
+        """Ignore what all steps in flight give."""
+        for record in self._records:
+            record.requests = [None] * len(record.requests)
+
     def ignore_holders(self, block_ids: set[int], also: StepRecord) -> None:
         """Ignore requests that left while steps in flight, and `also`, read one of these blocks."""
         for record in (also, *self._records):

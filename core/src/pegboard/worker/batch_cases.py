@@ -10,7 +10,7 @@ from pegboard.api.ops import OpCase
 __all__ = ["append_tokens", "prepare_inputs", "slot_mapping"]
 
 _ROWS, _WIDTH = 9, 50
-_EXACT = dict.fromkeys(("float32", "bfloat16", "float16"), 0.0)
+_EXACT: dict[str, float] = dict.fromkeys(("float32", "bfloat16", "float16"), 0.0)
 #: New tokens of each request: a prompt alone, decodes alone, both.
 _STEPS = ((13,), (1, 1, 1, 1), (1, 1, 7, 20), (1,))
 

@@ -162,3 +162,15 @@ def test_help_groups_flags_by_concern_and_shows_defaults():
         assert words in text
     assert "(default: 0.9)" in text
     assert "--no-" not in text.partition("positional arguments")[2]
+
+
+def test_help_about_a_word_shows_its_group_or_its_flags(capsys):
+    with pytest.raises(SystemExit) as caught:
+        parser().parse_args(["m", "--help=prefix_caching"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert "--enable-prefix-caching" in text
+    assert "--max-num-seqs" not in text
+    assert "--max-num-seqs" in parser().format_help_about("[scheduler]")
+    with pytest.raises(UsageError, match="no flag of platform serve is about 'qqq'"):
+        parser().format_help_about("qqq")

@@ -91,6 +91,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             long_prefill_token_threshold=threshold,
             watermark=watermark,
             num_drafts_wanted=self.num_drafts,
+            max_steps_in_flight=self.depth,
         )
         self.device = FakeDevice(groups, max_num_seqs=max_num_seqs, budget=budget)
         self.device.num_drafts = self.num_drafts

@@ -10,9 +10,11 @@ from tests.support.tiny_engine import HandScheduler, one_group, tiny_catalog, ti
 from pegboard.api.errors import StepError
 from pegboard.api.messages import SchedulerOutput
 from pegboard.api.sampling_params import SamplingParams
+from pegboard.kv.planning import plan_groups
 from pegboard.worker.worker import Worker
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=50)
+HYBRID = ["sliding_attention", "full_attention"] * 2
 
 
 @pytest.fixture(scope="module")
@@ -222,3 +224,35 @@ def test_a_sliding_window_model_runs_with_groups_over_one_memory(catalog, tmp_pa
         driver.step({0: limit})
     check_greedy(checkpoint, prompt, driver.output[0])
     driver.worker.shutdown()
+
+
+def test_layers_that_see_everything_and_layers_that_do_not_share_one_memory(catalog, tmp_path):
+    checkpoint = Checkpoint.make(tmp_path, "gemma3", num_hidden_layers=4, layer_types=HYBRID)
+    worker = Worker(tiny_config(checkpoint, catalog), catalog)
+    worker.start()
+    runner = worker.model_runner
+    groups = plan_groups(runner.kv_needs(), 4)
+    assert len(groups) == 2
+    scheduler = HandScheduler(num_groups=2)
+    worker.initialize_kv(groups, scheduler.num_blocks)
+    prompts = {0: prompt_of(25), 4: prompt_of(3)}
+    output = {row: [] for row in prompts}
+    for row, prompt in prompts.items():
+        scheduler.add(row, prompt, GREEDY)
+    for limit in (7, 9, 100, 1, 1, 1):
+        step = scheduler.step({0: limit})
+        got = runner.sample(runner.execute(step)).sampled_token_ids
+        for row, tokens in zip(step.rows, got, strict=True):
+            output[row] += tokens
+    for row, prompt in prompts.items():
+        check_greedy(checkpoint, prompt, output[row])
+    worker.shutdown()
+
+
+def test_a_row_may_fill_the_model_and_run_one_token_ahead(checkpoint, driver):
+    prompt = prompt_of(125)
+    driver.scheduler.add(0, prompt, GREEDY)
+    for _ in range(4):
+        driver.step()
+    assert len(prompt) + len(driver.output[0]) == 129
+    check_greedy(checkpoint, prompt, driver.output[0])
