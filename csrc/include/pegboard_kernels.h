@@ -105,6 +105,47 @@ PGK_EXPORT int32_t pgk_paged_attention(const void* query, int64_t query_stride, 
                                        const int32_t* block_table, int64_t block_table_stride, float scale, float softcap,
                                        int32_t window, int32_t is_causal, const float* sinks);
 
+/* A run of pre-norm decoder layers in one call: for each, the residual's norm, the product of queries, keys and values,
+ * head norms, rotation and cache write, attention, output product, residual add and norm, gated product, down product.
+ * Every step is the kernel above, with the same bits; what is saved is the way between them. */
+typedef struct {
+  const float *input_norm, *mlp_norm; /* [hidden_size] */
+  const void *qkv, *output, *gate_up, *down; /* packed; gate_up in PGK_ROWS_GATE_UP order */
+  const float *qkv_bias, *output_bias, *gate_up_bias, *down_bias; /* or NULL */
+  const float *q_norm, *k_norm; /* [head_size], or NULL */
+  const float* cos_sin;
+  void *key_cache, *value_cache;
+  const float* sinks; /* or NULL */
+  int64_t block_stride, num_blocks, max_position;
+  float eps, head_eps, scale, softcap;
+  int32_t rotary_size, is_neox, window, epilogue, group; /* group: index into PgkStep.groups */
+} PgkLayer;
+
+typedef struct {
+  const int64_t* slot_mapping;
+  const int32_t* block_table;
+  int64_t block_table_stride;
+} PgkStepGroup;
+
+typedef struct {
+  int64_t num_tokens;
+  int32_t num_reqs;
+  const int64_t* positions;
+  const int32_t *cu_query_lens, *seq_lens;
+  const PgkStepGroup* groups;
+  void* residual;  /* [num_tokens, hidden_size], contiguous; updated in place */
+  void* x;         /* [num_tokens, hidden_size]; the first layer's pending addition where has_x, then the last one's */
+  void* workspace; /* num_tokens * (query, key and value heads + query heads) * head_size + intermediate_size elements */
+  int32_t has_x;
+} PgkStep;
+
+typedef struct {
+  int32_t dtype, hidden_size, intermediate_size, num_q_heads, num_kv_heads, head_size, block_size;
+} PgkDecoder;
+
+PGK_EXPORT int32_t pgk_decoder_layers(const PgkDecoder* decoder, const PgkLayer* layers, int32_t num_layers,
+                                      const PgkStep* step);
+
 #ifdef __cplusplus
 }
 #endif

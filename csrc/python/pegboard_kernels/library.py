@@ -18,7 +18,9 @@ __all__ = [
     "KernelLibrary",
     "KernelsUnavailableError",
     "find_library",
+    "is_available",
     "load",
+    "why_unavailable",
 ]
 
 logger = logging.getLogger(__name__)
@@ -210,3 +212,17 @@ def load() -> KernelLibrary:
     isa = library.select_best_isa()
     logger.debug("kernels loaded path=%s isa=%s", library.path, isa.name.lower())
     return library
+
+
+def is_available() -> bool:
+    """Return whether `load` works here."""
+    return not why_unavailable()
+
+
+def why_unavailable() -> str:
+    """Return why `load` does not work here and what mends it; empty if it does."""
+    try:
+        load()
+    except KernelsUnavailableError as error:
+        return str(error)
+    return ""

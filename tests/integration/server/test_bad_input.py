@@ -184,6 +184,12 @@ def test_bad_completion_field_is_refused_by_name(http, field, value):
     assert_error(http.post(TEXT, json={"prompt": "a", field: value}), 400, field)
 
 
+@pytest.mark.parametrize("top", [21, -1, -7, 10**12])
+def test_top_logprobs_out_of_range_are_refused_by_that_name(http, top):
+    body = {"messages": MESSAGES, "logprobs": True, "top_logprobs": top}
+    assert_error(http.post(CHAT, json=body), 400, "top_logprobs", "20")
+
+
 def test_prompts_times_n_are_bounded(http):
     body = {"prompt": ["a"] * 100, "n": 50}
     assert_error(http.post(TEXT, json=body), 400, "n", "5000")

@@ -42,6 +42,12 @@ def locked():
         yield running
 
 
+@pytest.fixture(scope="module")
+def stranger(locked):
+    with httpx.Client(base_url=locked.url) as client:
+        yield client
+
+
 @pytest.mark.parametrize(
     "path",
     [
@@ -66,10 +72,9 @@ def locked():
     "header",
     [None, "Bearer wrong", "Bearer", "Basic k-one", "k-one", "Bearer k-on", "Bearer é"],
 )
-def test_every_route_but_the_public_ones_asks_for_a_key(locked, path, method, header):
+def test_every_route_but_the_public_ones_asks_for_a_key(stranger, path, method, header):
     headers = {} if header is None else {"authorization": header.encode("latin-1")}
-    with httpx.Client(base_url=locked.url) as client:
-        answer = client.request(method, path, headers=headers, json={"prompt": "a"})
+    answer = stranger.request(method, path, headers=headers, json={"prompt": "a"})
 
     if path in PUBLIC:
         assert answer.status_code in (200, 405)

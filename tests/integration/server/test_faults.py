@@ -196,6 +196,20 @@ def test_unforeseen_failure_is_a_500_that_tells_nothing():
     assert "request id" in answer.json()["error"]["message"]
 
 
+def test_failure_of_the_engine_shows_no_paths_or_addresses():
+    def failing(client):
+        client.fail_after = 0
+        client.failure = EngineDead(
+            "worker 0: cannot read /srv/models/secret.bin at 0x7f0012345678: and/or broken"
+        )
+
+    with serve(setup=failing) as served:
+        answer = httpx.post(f"{served.url}{TEXT}", json={"prompt": "abcd"})
+
+    message = answer.json()["error"]["message"]
+    assert "cannot read … at …: and/or broken" in message
+
+
 def test_full_queue_is_429_with_a_time_to_come_back():
     def full(client):
         client.fail_after = 0

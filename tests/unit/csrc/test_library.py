@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from pegboard_kernels import Isa, KernelError, KernelLibrary, KernelsUnavailableError
+from pegboard_kernels import (
+    Isa,
+    KernelError,
+    KernelLibrary,
+    KernelsUnavailableError,
+    is_available,
+    why_unavailable,
+)
 from pegboard_kernels.library import find_library
 from pegboard_kernels.packed import PackedMatrix
 
@@ -23,6 +30,11 @@ def test_file_that_is_no_library_is_unavailable(tmp_path: Path) -> None:
     path.write_bytes(b"not a library")
     with pytest.raises(KernelsUnavailableError, match="cannot be loaded"):
         KernelLibrary(path)
+
+
+def test_availability_has_no_reason_against_it(library: KernelLibrary) -> None:
+    assert is_available()
+    assert why_unavailable() == ""
 
 
 def test_every_available_instruction_set_passes_its_self_check(library: KernelLibrary) -> None:

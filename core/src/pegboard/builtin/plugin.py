@@ -188,6 +188,14 @@ def op_definitions() -> list[OpDefinition]:
             optional=True,
         ),
         OpDefinition(
+            name="decoder_layers",
+            target="pegboard.ops.decoder:DecoderLayers",
+            summary="A run of pre-norm decoder layers as one call.",
+            schema="(Tensor(a!) residual, Tensor positions, PackedWeights layers) -> Tensor",
+            packs=True,
+            optional=True,
+        ),
+        OpDefinition(
             name="attention",
             target="pegboard.ops.attention:attention",
             summary="Opaque: the layer's cache write and attention, through the forward context.",

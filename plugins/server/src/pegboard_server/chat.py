@@ -128,7 +128,10 @@ class _ChatJob:
         self.model = state.served_name(body.model)
         self.warnings = body.check_unknown()
         body.check_shared(max_n=config.max_n, max_stop_strings=config.max_stop_strings)
-        body.check_chat(trust_template=config.trust_request_chat_template)
+        body.check_chat(
+            trust_template=config.trust_request_chat_template,
+            max_logprobs=state.client.config.model.max_logprobs,
+        )
         self.top = (body.top_logprobs or 0) if body.logprobs else None
         wanted = body.return_tokens_as_token_ids
         self.as_ids = config.return_tokens_as_token_ids if wanted is None else wanted

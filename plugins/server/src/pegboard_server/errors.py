@@ -5,6 +5,7 @@
 
 import logging
 import math
+import re
 from http import HTTPStatus
 
 import msgspec
@@ -25,6 +26,8 @@ __all__ = ["Answer", "HttpError", "answer_for", "error_body"]
 logger = logging.getLogger(__name__)
 
 _MAX_MESSAGE = 1000
+#: Paths and addresses, which are the operator's business; the log has them.
+_INNARDS = re.compile(r"(?<![\w/:])/(?:[\w.@+-]+/)+[\w.@+-]*|\b0x[0-9a-fA-F]{6,}\b")
 _TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
@@ -71,8 +74,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 def error_body(status: int, message: str, *, type_: str | None = None, param: str | None) -> bytes:
     """Return the JSON of one error object."""
     phrase = HTTPStatus(status).phrase
+    if status >= 500:
+        message = _INNARDS.sub("…", message)
     error = {
-        "message": message[:_MAX_MESSAGE],
+        "message": " ".join(message.split())[:_MAX_MESSAGE],
         "type": type_ or _TYPES.get(status, phrase),
         "param": param,
         "code": status,

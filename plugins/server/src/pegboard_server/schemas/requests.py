@@ -27,14 +27,20 @@ class ChatBody(GenerationBody):
     chat_template_kwargs: dict[str, Any] | None = None
     return_prompt_text: bool | None = None
 
-    def check_chat(self, *, trust_template: bool) -> None:
-        """Check what only chat has.
+    def check_chat(self, *, trust_template: bool, max_logprobs: int) -> None:
+        """Check what only chat has; `max_logprobs` is the model's limit, -1 for none.
 
         Raises:
             InvalidRequest: naming the parameter.
         """
         if self.top_logprobs is not None and self.top_logprobs != 0 and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs=true", param="top_logprobs")
+        top = self.top_logprobs or 0
+        if top < -1 or (max_logprobs != -1 and not 0 <= top <= max_logprobs):
+            raise InvalidRequest(
+                f"top_logprobs is {top}; the server allows 0 to {max_logprobs} (--max-logprobs)",
+                param="top_logprobs",
+            )
         if self.logprob_token_ids is not None and not self.logprobs:
             raise InvalidRequest("logprob_token_ids needs logprobs=true", param="logprob_token_ids")
         # It is on by default, so only an explicit true is a contradiction.
