@@ -105,6 +105,20 @@ PGK_EXPORT int32_t pgk_paged_attention(const void* query, int64_t query_stride, 
                                        const int32_t* block_table, int64_t block_table_stride, float scale, float softcap,
                                        int32_t window, int32_t is_causal, const float* sinks);
 
+/* The persistent batch. token_ids is [max_rows, width] int32; rows are lines of it.
+ * prepare_inputs: gathers the scheduled tokens of each row from num_computed on, advances num_computed.
+ * slot_mapping: block id * block_size + offset of each token, by its request's line of the block table.
+ * append_tokens: writes a token behind each row's last one (a full row's last entry is overwritten). */
+PGK_EXPORT int32_t pgk_prepare_inputs(const int32_t* token_ids, int64_t max_rows, int64_t width, int32_t* num_computed,
+                                      const int64_t* rows, const int32_t* num_scheduled, int64_t num_reqs,
+                                      int64_t num_tokens, int64_t* input_ids, int64_t* positions, int64_t* requests,
+                                      int32_t* seq_lens);
+PGK_EXPORT int32_t pgk_slot_mapping(const int32_t* block_table, int64_t stride, int64_t num_reqs, int64_t max_blocks,
+                                    const int64_t* requests, const int64_t* positions, int64_t num_tokens,
+                                    int64_t block_size, int64_t* slots);
+PGK_EXPORT int32_t pgk_append_tokens(int32_t* token_ids, int64_t max_rows, int64_t width, int32_t* num_tokens,
+                                     const int64_t* rows, const int64_t* sampled, int64_t count);
+
 /* A run of pre-norm decoder layers in one call: for each, the residual's norm, the product of queries, keys and values,
  * head norms, rotation and cache write, attention, output product, residual add and norm, gated product, down product.
  * Every step is the kernel above, with the same bits; what is saved is the way between them. */

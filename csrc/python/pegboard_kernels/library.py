@@ -70,6 +70,9 @@ _SIGNATURES: dict[str, list[type]] = {
     "pgk_draw_tokens": [_PTR, _I64, _I64, _I64, _PTR, _PTR],
     "pgk_keep_likely": [_PTR, _I64, _I64, _I64, _PTR, _PTR, _PTR],
     "pgk_philox_uniform": [_PTR, _PTR, _I64, _I64, _PTR],
+    "pgk_prepare_inputs": [*(_PTR, _I64, _I64, _PTR, _PTR, _PTR, _I64, _I64), *[_PTR] * 4],
+    "pgk_slot_mapping": [_PTR, _I64, _I64, _I64, _PTR, _PTR, _I64, _I64, _PTR],
+    "pgk_append_tokens": [_PTR, _I64, _I64, _PTR, _PTR, _PTR, _I64],
     "pgk_rotate_and_write": [
         *(_PTR, _I64, _PTR, _I64, _PTR, _I64, _I32, _I64, _I32, _I32, _I32),
         *(_PTR, _PTR, _I32, _F32, _F32),
