@@ -6,6 +6,7 @@ is something for it.
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
@@ -386,7 +387,5 @@ class AsyncLLM:
         while self._monitor.dead is None:
             await asyncio.sleep(_PING_EVERY_S)
             self._heard()
-            try:
+            with contextlib.suppress(EngineDead):  # its end is told by other means
                 client.ping()
-            except EngineDead:
-                return
