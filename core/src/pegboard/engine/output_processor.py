@@ -255,7 +255,8 @@ def _unreported(prepared: PreparedRequest) -> list[PositionLogprobs | None] | No
     if params.prompt_logprobs is None and params.prompt_logprob_token_ids is None:
         return None
     num_positions = max(1, params.prompt_logprob_start or 0)
-    return [None] * min(num_positions, len(prepared.prompt_token_ids))
+    positions: list[PositionLogprobs | None] = [None]
+    return positions * min(num_positions, len(prepared.prompt_token_ids))
 
 
 def _error_for(request: _OpenRequest, error: Exception) -> Exception:
