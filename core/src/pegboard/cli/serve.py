@@ -91,7 +91,7 @@ def _serve(options: EngineOptions, catalog: Catalog, entry: Entry, phases: Start
             address = frontend.bind()
             name = config.model.served_model_name[0]
             line(f"Pegboard starts {name} on {config.platform} as {config.model.dtype}")
-            await client.start()
+            await client.start(frontend.prepare)
             routes = _routes(catalog, client)
             await frontend.run(client, routes, lambda: _report(client, entry, address, phases))
         finally:
