@@ -47,9 +47,11 @@ $(VENV)/.installed: $(VENV)/.python $(MANIFESTS)
 	@$(BIN)/python -m pegboard.cli.fetch_default_model
 	@touch $@ $(VENV)/.kernels
 
-$(VENV)/.kernels: $(VENV)/.installed $(KERNELS)
-	@echo "the kernels' sources changed: building them again"
-	@PATH="$(abspath $(BIN)):$$PATH" $(PIP) install -q --no-deps --no-build-isolation -e ./csrc
+# The install builds the kernels; this builds them again only when a source is newer.
+$(VENV)/.kernels: $(KERNELS) | $(VENV)/.installed
+	@if [ -n "$$(find $^ -newer $@ 2>&1)" ]; then \
+		echo "the kernels' sources changed: building them again"; \
+		PATH="$(abspath $(BIN)):$$PATH" $(PIP) install -q --no-deps --no-build-isolation -e ./csrc $(PIP_WARNINGS) || exit 1; fi
 	@touch $@
 
 kernels: $(VENV)/.installed ## build the CPU kernels again
