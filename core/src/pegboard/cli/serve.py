@@ -144,7 +144,7 @@ def _frontend(catalog: Catalog, name: str | None) -> Entry:
 
 def _early_frontend(argv: list[str]) -> str | None:
     """Read --frontend before the parser knows all flags, since its own flags depend on it."""
-    for word, following in zip(argv, [*argv[1:], None], strict=True):
+    for word, following in zip(argv, [*argv, None][1:], strict=True):
         if word == "--frontend":
             return following
         if word.startswith("--frontend="):
