@@ -124,7 +124,9 @@ class Worker:
         """Allocate the caches, then warm up."""
         self.model_runner.initialize_kv(groups, num_blocks)
         self.model_runner.warm_up()
-        logger.info("rank=%d memory %s", self._rank, self.memory())
+        memory = {name.removesuffix("_bytes"): size for name, size in self.memory().items()}
+        shown = " ".join(f"{name}_mib={size >> 20}" for name, size in memory.items())
+        logger.info("rank=%d memory %s", self._rank, shown)
 
     def memory(self) -> dict[str, int]:
         """Return the memory ledger in bytes, and what the platform says this process uses."""
