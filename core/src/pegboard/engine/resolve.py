@@ -96,6 +96,7 @@ def resolve(options: EngineOptions, catalog: Catalog) -> EngineConfig:
         scheduler=_scheduler(options, model, platform, selection.spec, catalog, log),
         parallel=options.parallel,
         attention=options.attention,
+        graphs=options.graphs,
         ops=options.ops,
         observability=options.observability,
         plugins=catalog.resolved(),
