@@ -58,9 +58,7 @@ class RowWrites:
         if not self._dirty:
             return
         width = self._mirror.shape[1]
-        ranges = [
-            (row, start, end) for row, (start, end) in self._dirty.items() if end > start
-        ]
+        ranges = [(row, start, end) for row, (start, end) in self._dirty.items() if end > start]
         self._dirty.clear()
         total = sum(end - start for _, start, end in ranges)
         packed = np.empty((2, total), np.int64)

@@ -77,7 +77,9 @@ class CudaPlatform(Platform):
         return True
 
     def capture_graph(
-        self, function: Callable[[], object], pool: Any = None  # noqa: ANN401 -- torch's handle
+        self,
+        function: Callable[[], object],
+        pool: Any = None,  # noqa: ANN401 -- torch's handle
     ) -> Callable[[], None]:
         """Record `function()` on a side stream; graphs share one pool of memory by default.
 

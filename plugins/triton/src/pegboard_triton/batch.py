@@ -42,9 +42,9 @@ def _slots(table, requests, positions, slots, stride, num_tokens, BLOCK_SIZE: tl
     held = token < num_tokens
     line = tl.load(requests + token, mask=held, other=-1)
     position = tl.load(positions + token, mask=held, other=0)
-    block = tl.load(
-        table + line * stride + position // BLOCK_SIZE, mask=line >= 0, other=0
-    ).to(tl.int64)
+    block = tl.load(table + line * stride + position // BLOCK_SIZE, mask=line >= 0, other=0).to(
+        tl.int64
+    )
     slot = block * BLOCK_SIZE + position % BLOCK_SIZE
     tl.store(slots + token, tl.where(line >= 0, slot, -1), mask=held)
 

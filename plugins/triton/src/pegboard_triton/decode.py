@@ -72,7 +72,7 @@ def _decode(
         held = seen[:, None] & in_head[None, :]
         k = tl.load(keys + at, mask=held, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-        if SOFT_CAP:
+        if SOFT_CAP > 0:
             scores = _capped(scores, SOFT_CAP)
         scores = tl.where(seen[None, :], scores * 1.4426950408889634, float("-inf"))
         v = tl.load(values + at, mask=held, other=0.0)

@@ -32,8 +32,10 @@ def _load_tile(
 ):  # fmt: skip
     if BY_DESCRIPTOR:
         top = (block * KV_HEADS + kv_head) * BLOCK_SIZE + n % BLOCK_SIZE
-        return source.load([top, 0])
-    return tl.load(source + row[:, None] * SIZE + element[None, :], mask=held, other=0.0)
+        tile = source.load([top, 0])
+    else:
+        tile = tl.load(source + row[:, None] * SIZE + element[None, :], mask=held, other=0.0)
+    return tile
 
 
 @triton.jit
@@ -59,14 +61,14 @@ def _attend(
         keys, block, kv_head, n, row, element, held, KV_HEADS, BLOCK_SIZE, SIZE, BY_DESCRIPTOR
     )
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    if SOFT_CAP:
+    if SOFT_CAP > 0:
         scores = _capped(scores * scale, SOFT_CAP) * 1.4426950408889634
     if MASKED:
         seen = (token[None, :] <= position[:, None]) & (token < length)[None, :]
         if WINDOW:
             seen = seen & (token[None, :] > position[:, None] - WINDOW)
         scores = tl.where(seen, scores, float("-inf"))
-    factor = 1.0 if SOFT_CAP else scale
+    factor = 1.0 if SOFT_CAP > 0 else scale
     new_peak = tl.maximum(peak, tl.max(scores, 1) * factor)
     level = tl.where(new_peak > float("-inf"), new_peak, 0.0) if MASKED else new_peak
     weights = tl.exp2(scores * factor - level[:, None])

@@ -148,9 +148,7 @@ def rope_and_write_kv(
     )  # fmt: skip
 
 
-def write_kv(
-    key: Tensor, value: Tensor, kv_cache: Sequence[Tensor], slot_mapping: Tensor
-) -> None:
+def write_kv(key: Tensor, value: Tensor, kv_cache: Sequence[Tensor], slot_mapping: Tensor) -> None:
     """Write each new token's key and value into its slot; -1 is skipped.
 
     Args:
