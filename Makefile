@@ -13,6 +13,15 @@ TESTS ?= tests
 MANIFESTS := requirements-build.txt requirements-dev.txt pyproject.toml \
 	$(wildcard core/pyproject.toml csrc/pyproject.toml plugins/*/pyproject.toml)
 KERNELS := $(wildcard csrc/CMakeLists.txt csrc/include/* csrc/include/*/* csrc/cpu/* csrc/python/*/*)
+# Of pip's long output: each package it fetches, what it builds, and that it still works.
+PIP_PROGRESS := sed -unE \
+	-e 's/^Collecting ([A-Za-z0-9._-]+).*/      collecting \1/p' \
+	-e 's/^Processing .*\/([A-Za-z0-9._]+)-[^/]*\.whl$$/      collecting \1/p' \
+	-e 's/^ *Downloading ([^ ]*) \(([0-9.]+ [MG]B)\).*/      downloading \1, \2/p' \
+	-e 's/^ *Building (wheel|editable) for ([^ ]*) .*started$$/      building \2/p' \
+	-e 's/^Installing collected packages:.*/      unpacking/p'
+# A mirror without one of the packages is no fault as long as another index has it.
+PIP_WARNINGS := 2> >(grep --line-buffered -v '^WARNING: Location .* is ignored' >&2)
 PYTEST := $(BIN)/python -m pytest -q -rs
 
 help: ## list the targets
@@ -30,18 +39,19 @@ $(VENV)/.python:
 
 $(VENV)/.installed: $(VENV)/.python $(MANIFESTS)
 	@echo "[2/4] installing build backends"
-	@$(PIP) install -q -r requirements-build.txt
+	@$(PIP) install -q -r requirements-build.txt $(PIP_WARNINGS)
 	@echo "[3/4] installing the workspace and its dependencies (PyTorch is the large one; minutes the first time)"
-	@PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-build-isolation -r requirements-dev.txt \
-		| sed -unE 's/^(Collecting|Building wheels for|Installing collected packages:) ?([^ ]*).*/      \1 \2/p'
+	@PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-build-isolation -r requirements-dev.txt $(PIP_WARNINGS) | $(PIP_PROGRESS)
 	@$(BIN)/python -c 'import pegboard, torch; print(f"      pegboard {pegboard.__version__} on torch {torch.__version__}")'
 	@echo "[4/4] fetching the default model"
 	@$(BIN)/python -m pegboard.cli.fetch_default_model
 	@touch $@ $(VENV)/.kernels
 
-$(VENV)/.kernels: $(VENV)/.installed $(KERNELS)
-	@echo "the kernels' sources changed: building them again"
-	@PATH="$(abspath $(BIN)):$$PATH" $(PIP) install -q --no-deps --no-build-isolation -e ./csrc
+# The install builds the kernels; this builds them again only when a source is newer.
+$(VENV)/.kernels: $(KERNELS) | $(VENV)/.installed
+	@if [ -n "$$(find $^ -newer $@ 2>&1)" ]; then \
+		echo "the kernels' sources changed: building them again"; \
+		PATH="$(abspath $(BIN)):$$PATH" $(PIP) install -q --no-deps --no-build-isolation -e ./csrc $(PIP_WARNINGS) || exit 1; fi
 	@touch $@
 
 kernels: $(VENV)/.installed ## build the CPU kernels again

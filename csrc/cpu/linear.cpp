@@ -11,8 +11,8 @@ namespace {
 
 constexpr int64_t kRowPart = 192;          // most rows of x a chunk: they stay in the second-level cache
 constexpr int64_t kTileRows = 64;          // rows whose sums are held before they are finished and stored
-constexpr int64_t kChunkBytes = 128 << 10;  // of weights a chunk: worth claiming, small enough to share evenly
-constexpr int64_t kStreamAhead = 4096;      // how far ahead of the only pass over a panel to fetch
+constexpr int64_t kChunkBytes = 512 << 10;  // of weights a chunk: worth claiming, small enough to share evenly
+constexpr int64_t kStreamAhead = 8192;      // how far ahead of the only pass over a panel to fetch
 
 template <class T>
 struct Job {
@@ -53,7 +53,8 @@ void finish(const LinearArgs& args, const float* sums, int64_t row, int64_t rows
   }
 }
 
-// One panel for `rows` rows; `has_next` says that this thread takes the panel that follows in memory next.
+// One panel for `rows` rows; `has_next` says that another follows in memory. Whichever thread takes that one, fetching
+// it meanwhile pays: weights are read once, and a cache of a neighbour is nearer than memory.
 template <class T>
 void run_panel(const Job<T>& job, int64_t row, int64_t rows, int64_t panel, bool has_next) {
   const int64_t step_bytes = kPanelRows * Step<T>::kWidth * static_cast<int64_t>(sizeof(T));
@@ -90,7 +91,7 @@ void run(const Job<T>& job) {
     const int64_t rows = min_of(part_rows, m - row);
     const int64_t first = chunk / parts * chunk_panels;
     const int64_t last = min_of(first + chunk_panels, job.panels);
-    for (int64_t panel = first; panel < last && rows > 0; ++panel) run_panel(job, row, rows, panel, panel + 1 < last);
+    for (int64_t panel = first; panel < last && rows > 0; ++panel) run_panel(job, row, rows, panel, panel + 1 < job.panels);
   });
 }
 

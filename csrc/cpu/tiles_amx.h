@@ -36,7 +36,11 @@ PGK_INLINE TileConfig tile_config(int64_t first_rows, int64_t second_rows) {
 #if PGK_ISA_LEVEL == 4
 class Tiles {
  public:
-  explicit Tiles(const TileConfig& config) { _tile_loadconfig(&config); }
+  explicit Tiles(const TileConfig& config) {
+    // Compilers' tile loads do not say that they read memory: what was stored before must be there by now.
+    asm volatile("" : : "r"(&config) : "memory");
+    _tile_loadconfig(&config);
+  }
   ~Tiles() { _tile_release(); }
   Tiles(const Tiles&) = delete;
   Tiles& operator=(const Tiles&) = delete;

@@ -105,6 +105,61 @@ PGK_EXPORT int32_t pgk_paged_attention(const void* query, int64_t query_stride, 
                                        const int32_t* block_table, int64_t block_table_stride, float scale, float softcap,
                                        int32_t window, int32_t is_causal, const float* sinks);
 
+/* The persistent batch. token_ids is [max_rows, width] int32; rows are lines of it.
+ * prepare_inputs: gathers the scheduled tokens of each row from num_computed on, advances num_computed.
+ * slot_mapping: block id * block_size + offset of each token, by its request's line of the block table.
+ * append_tokens: writes a token behind each row's last one (a full row's last entry is overwritten). */
+PGK_EXPORT int32_t pgk_prepare_inputs(const int32_t* token_ids, int64_t max_rows, int64_t width, int32_t* num_computed,
+                                      const int64_t* rows, const int32_t* num_scheduled, int64_t num_reqs,
+                                      int64_t num_tokens, int64_t* input_ids, int64_t* positions, int64_t* requests,
+                                      int32_t* seq_lens);
+PGK_EXPORT int32_t pgk_slot_mapping(const int32_t* block_table, int64_t stride, int64_t num_reqs, int64_t max_blocks,
+                                    const int64_t* requests, const int64_t* positions, int64_t num_tokens,
+                                    int64_t block_size, int64_t* slots);
+PGK_EXPORT int32_t pgk_append_tokens(int32_t* token_ids, int64_t max_rows, int64_t width, int32_t* num_tokens,
+                                     const int64_t* rows, const int64_t* sampled, int64_t count);
+
+/* A run of pre-norm decoder layers in one call: for each, the residual's norm, the product of queries, keys and values,
+ * head norms, rotation and cache write, attention, output product, residual add and norm, gated product, down product.
+ * Every step is the kernel above, with the same bits; what is saved is the way between them. */
+typedef struct {
+  const float *input_norm, *mlp_norm; /* [hidden_size] */
+  const void *qkv, *output, *gate_up, *down; /* packed; gate_up in PGK_ROWS_GATE_UP order */
+  const float *qkv_bias, *output_bias, *gate_up_bias, *down_bias; /* or NULL */
+  const float *q_norm, *k_norm; /* [head_size], or NULL */
+  const float* cos_sin;
+  void *key_cache, *value_cache;
+  const float* sinks; /* or NULL */
+  int64_t block_stride, num_blocks, max_position;
+  float eps, head_eps, scale, softcap;
+  int32_t rotary_size, is_neox, window, epilogue, group; /* group: index into PgkStep.groups */
+} PgkLayer;
+
+typedef struct {
+  const int64_t* slot_mapping;
+  const int32_t* block_table;
+  int64_t block_table_stride;
+} PgkStepGroup;
+
+typedef struct {
+  int64_t num_tokens;
+  int32_t num_reqs;
+  const int64_t* positions;
+  const int32_t *cu_query_lens, *seq_lens;
+  const PgkStepGroup* groups;
+  void* residual;  /* [num_tokens, hidden_size], contiguous; updated in place */
+  void* x;         /* [num_tokens, hidden_size]; the first layer's pending addition where has_x, then the last one's */
+  void* workspace; /* num_tokens * (query, key and value heads + query heads) * head_size + intermediate_size elements */
+  int32_t has_x;
+} PgkStep;
+
+typedef struct {
+  int32_t dtype, hidden_size, intermediate_size, num_q_heads, num_kv_heads, head_size, block_size;
+} PgkDecoder;
+
+PGK_EXPORT int32_t pgk_decoder_layers(const PgkDecoder* decoder, const PgkLayer* layers, int32_t num_layers,
+                                      const PgkStep* step);
+
 #ifdef __cplusplus
 }
 #endif

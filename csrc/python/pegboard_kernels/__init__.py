@@ -10,7 +10,9 @@ from pegboard_kernels.library import (
     KernelError,
     KernelLibrary,
     KernelsUnavailableError,
+    is_available,
     load,
+    why_unavailable,
 )
 
 __all__ = [
@@ -19,5 +21,7 @@ __all__ = [
     "KernelError",
     "KernelLibrary",
     "KernelsUnavailableError",
+    "is_available",
     "load",
+    "why_unavailable",
 ]

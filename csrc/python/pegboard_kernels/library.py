@@ -18,7 +18,9 @@ __all__ = [
     "KernelLibrary",
     "KernelsUnavailableError",
     "find_library",
+    "is_available",
     "load",
+    "why_unavailable",
 ]
 
 logger = logging.getLogger(__name__)
@@ -68,6 +70,9 @@ _SIGNATURES: dict[str, list[type]] = {
     "pgk_draw_tokens": [_PTR, _I64, _I64, _I64, _PTR, _PTR],
     "pgk_keep_likely": [_PTR, _I64, _I64, _I64, _PTR, _PTR, _PTR],
     "pgk_philox_uniform": [_PTR, _PTR, _I64, _I64, _PTR],
+    "pgk_prepare_inputs": [*(_PTR, _I64, _I64, _PTR, _PTR, _PTR, _I64, _I64), *[_PTR] * 4],
+    "pgk_slot_mapping": [_PTR, _I64, _I64, _I64, _PTR, _PTR, _I64, _I64, _PTR],
+    "pgk_append_tokens": [_PTR, _I64, _I64, _PTR, _PTR, _PTR, _I64],
     "pgk_rotate_and_write": [
         *(_PTR, _I64, _PTR, _I64, _PTR, _I64, _I32, _I64, _I32, _I32, _I32),
         *(_PTR, _PTR, _I32, _F32, _F32),
@@ -210,3 +215,17 @@ def load() -> KernelLibrary:
     isa = library.select_best_isa()
     logger.debug("kernels loaded path=%s isa=%s", library.path, isa.name.lower())
     return library
+
+
+def is_available() -> bool:
+    """Return whether `load` works here."""
+    return not why_unavailable()
+
+
+def why_unavailable() -> str:
+    """Return why `load` does not work here and what mends it; empty if it does."""
+    try:
+        load()
+    except KernelsUnavailableError as error:
+        return str(error)
+    return ""

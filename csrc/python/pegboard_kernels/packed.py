@@ -55,6 +55,11 @@ class PackedMatrix:
         self.bias = None if bias is None else bias.to(torch.float32, copy=True).contiguous()
 
     @property
+    def epilogue(self) -> int:
+        """The activation, as the C interface numbers it."""
+        return self._activation
+
+    @property
     def nbytes(self) -> int:
         """Bytes held."""
         return sum(tensor.nbytes for tensor in self.tensors.values())

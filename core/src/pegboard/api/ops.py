@@ -40,6 +40,8 @@ class OpDefinition(ComponentSpec, frozen=True, kw_only=True):
             a mapped file, strided, and are freed at once): it copies what it needs.
         optional: a fusion that layers can do without. Where no implementation fits, the op table
             gives None and layers take the unfused path; the reference is only the truth.
+        fuses: ops that an optional fusion stands for. Where `[ops]` of the configuration orders
+            one of these and not the fusion itself, the fusion stands back.
         cases: "module:function(random, dtype)" yielding `OpCase`s, fresh random arguments for the
             conformance kit; None for ops that it can only drive through a backend.
     """
@@ -50,6 +52,7 @@ class OpDefinition(ComponentSpec, frozen=True, kw_only=True):
     fake: str | None = None
     packs: bool = False
     optional: bool = False
+    fuses: tuple[str, ...] = ()
     cases: str | None = None
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import msgspec
 import pluggy
 
-__all__ = ["ComponentContext", "ComponentSpec", "PluginInfo", "hookimpl"]
+__all__ = ["ComponentContext", "ComponentSpec", "PluginInfo", "check_target", "hookimpl"]
 
 #: Marks a function of a plugin's entry module as a hook implementation.
 hookimpl = pluggy.HookimplMarker("pegboard")

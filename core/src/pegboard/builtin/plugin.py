@@ -121,6 +121,7 @@ def op_definitions() -> list[OpDefinition]:
             schema="(Tensor x, PackedWeights packed) -> Tensor",
             packs=True,
             optional=True,
+            fuses=("linear", "silu_and_mul", "gelu_tanh_and_mul"),
         ),
         OpDefinition(
             name="logits",
@@ -186,6 +187,25 @@ def op_definitions() -> list[OpDefinition]:
             "int num_heads, int num_kv_heads, int head_size, int v_head_size, "
             "bool interleaved) -> ()",
             optional=True,
+            fuses=("rms_norm", "rotary_embedding"),
+        ),
+        OpDefinition(
+            name="decoder_layers",
+            target="pegboard.ops.decoder:DecoderLayers",
+            summary="A run of pre-norm decoder layers as one call.",
+            schema="(Tensor(a!) residual, Tensor positions, PackedWeights layers) -> Tensor",
+            packs=True,
+            optional=True,
+            fuses=(
+                "linear",
+                "gate_up_linear",
+                "rms_norm",
+                "fused_add_rms_norm",
+                "rope_and_write_kv",
+                "rotary_embedding",
+                "silu_and_mul",
+                "gelu_tanh_and_mul",
+            ),
         ),
         OpDefinition(
             name="attention",

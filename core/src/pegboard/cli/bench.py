@@ -6,6 +6,7 @@ Every run is bounded in requests, tokens and time. Figures come as a table, and 
 
 import argparse
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from pegboard.cli.output import line, show_json, table
 from pegboard.cli.parser import CommandParser
 
 __all__ = ["Bench"]
+
+#: Others' share of the cores above which times say little.
+_NOISY_PERCENT = 10.0
 
 _DESCRIPTION = """\
 ACTION
@@ -62,9 +66,10 @@ class Bench(CliCommand):
         """Run the benchmark, print its figures; 1 if a request failed."""
         _check_limits(args)
         runner = _runner(args.action)
-        quiet = _machine_before(args)
+        machine = _machine_before(args)
         record = runner(args)
-        record["machine"] = {**quiet, **record.get("machine", {})}
+        record["date"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        record["machine"] = machine
         _show(record, args)
         return 1 if _failures(record) else 0
 
@@ -234,6 +239,9 @@ def _show(record: dict[str, Any], args: argparse.Namespace) -> None:
     for title, rows in figure_rows(record):
         line(title)
         table(rows, indent=2)
+    busy = record["machine"].get("busy_before_percent")
+    if busy is not None and busy > _NOISY_PERCENT:
+        line(f"the cores were {busy:g} % busy before the run: only ratios in alternation hold")
     if args.json:
         try:
             Path(args.json).write_text(json.dumps(record, indent=2) + "\n")

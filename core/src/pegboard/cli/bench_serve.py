@@ -7,7 +7,6 @@ import json
 import random
 import secrets
 import statistics
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -208,7 +207,6 @@ async def _coldstart(args: argparse.Namespace) -> dict[str, Any]:
         "url": args.base_url,
         "model": model,
         "command": args.command,
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "starts": starts,
         **{key: statistics.median(one[key] for one in starts) for key in starts[0]},
     }

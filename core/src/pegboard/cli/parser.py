@@ -76,7 +76,7 @@ class CommandParser(argparse.ArgumentParser):
     ) -> tuple[argparse.Namespace, list[str]]:
         """Parse after bringing flags into the form that they are declared in."""
         for arg in args or ():
-            if self.add_help and arg.startswith("--help="):
+            if self.add_help and self._subparsers is None and arg.startswith("--help="):
                 self._print_message(self.format_help_about(arg.partition("=")[2]), sys.stdout)
                 self.exit()
         target = namespace if namespace is not None else argparse.Namespace()

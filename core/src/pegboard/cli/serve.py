@@ -91,7 +91,7 @@ def _serve(options: EngineOptions, catalog: Catalog, entry: Entry, phases: Start
             address = frontend.bind()
             name = config.model.served_model_name[0]
             line(f"Pegboard starts {name} on {config.platform} as {config.model.dtype}")
-            await client.start()
+            await client.start(frontend.prepare)
             routes = _routes(catalog, client)
             await frontend.run(client, routes, lambda: _report(client, entry, address, phases))
         finally:
@@ -144,7 +144,7 @@ def _frontend(catalog: Catalog, name: str | None) -> Entry:
 
 def _early_frontend(argv: list[str]) -> str | None:
     """Read --frontend before the parser knows all flags, since its own flags depend on it."""
-    for word, following in zip(argv, [*argv[1:], None], strict=True):
+    for word, following in zip(argv, [*argv, None][1:], strict=True):
         if word == "--frontend":
             return following
         if word.startswith("--frontend="):

@@ -14,7 +14,7 @@ LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "proc
 
 
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the user says of the model; `[model]` in the config file."""
+    """The model; `[model]` in the config file."""
 
     model: Annotated[
         str | None,

@@ -60,8 +60,8 @@ def _variants(subject: Subject) -> Iterator[tuple[AttentionRig, bool, bool, int]
 @check("op_implementations")
 def fused_write_matches_its_backend(subject: Subject) -> None:
     """Head norms, rotary and cache write equal the plain ops, seen through attention."""
-    if not subject.spec.kv_layouts:
-        raise NotApplicable("the op writes no KV layout")
+    if subject.spec.op != "rope_and_write_kv":
+        raise NotApplicable("only the fused rotary and cache write is driven through its backend")
     op = subject.catalog.load(subject.entry)
     for rig, normed, interleaved, rotary in _variants(subject):
         sequences = [rig.sequence() for _ in range(3)]

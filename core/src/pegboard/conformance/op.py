@@ -16,7 +16,7 @@ _KIND = "op_implementations"
 _ALL_DTYPES = ("float32", "bfloat16", "float16")
 
 
-def definition_of(subject: Subject) -> OpDefinition:
+def _definition_of(subject: Subject) -> OpDefinition:
     """Return the definition that the implementation names.
 
     Raises:
@@ -34,7 +34,7 @@ def _dtypes(subject: Subject) -> tuple[str, ...]:
 
 
 def _cases(subject: Subject) -> Iterator[tuple[str, OpCase]]:
-    definition = definition_of(subject)
+    definition = _definition_of(subject)
     if definition.cases is None:
         raise NotApplicable("the definition brings no cases; the op is checked in its backend")
     make: Callable[..., Iterator[OpCase]] = load_target(definition.cases)
@@ -44,7 +44,7 @@ def _cases(subject: Subject) -> Iterator[tuple[str, OpCase]]:
             yield name, case
 
 
-class Callee:
+class _Callee:
     """An op ready to be called: a function, or a class with its packed weights."""
 
     def __init__(self, target: Any, case: OpCase) -> None:  # noqa: ANN401 -- function or class
@@ -100,14 +100,14 @@ def _equal(got: torch.Tensor, expected: torch.Tensor) -> bool:
 @check(_KIND)
 def matches_reference(subject: Subject) -> None:
     """Results and changed arguments equal the plain reference's within the case's tolerance."""
-    definition = definition_of(subject)
+    definition = _definition_of(subject)
     mine = subject.catalog.load(subject.entry)
     reference = load_target(definition.target)
     count = 0
     for dtype, case in _cases(subject):
         args, expected_args = _copied(case.args), _copied(case.args)
-        got = _tensors(Callee(mine, case)(args), args)
-        expected = _tensors(Callee(reference, case)(expected_args), expected_args)
+        got = _tensors(_Callee(mine, case)(args), args)
+        expected = _tensors(_Callee(reference, case)(expected_args), expected_args)
         assert len(got) == len(expected), f"{case.what}: {len(got)} results, not {len(expected)}"
         for g, e in zip(got, expected, strict=True):
             assert g.shape == e.shape, f"{case.what}: shape {tuple(g.shape)}, not {tuple(e.shape)}"
@@ -121,13 +121,13 @@ def matches_reference(subject: Subject) -> None:
 @check(_KIND)
 def keeps_what_it_may_not_change(subject: Subject) -> None:
     """Arguments that the schema does not mark as mutated are as they were."""
-    definition = definition_of(subject)
+    definition = _definition_of(subject)
     parameters = definition.schema.partition("(")[2].rpartition("->")[0]
     marked = ["!" in p for p in parameters.split(",")]
     mine = subject.catalog.load(subject.entry)
     for dtype, case in _cases(subject):
         args = _copied(case.args)
-        Callee(mine, case)(args)
+        _Callee(mine, case)(args)
         for i, (now, before) in enumerate(zip(args, case.args, strict=True)):
             if isinstance(now, torch.Tensor) and not marked[i]:
                 assert _equal(now, before), f"{case.what}, {dtype}: argument {i} was changed"
@@ -138,7 +138,7 @@ def same_call_gives_same_bits(subject: Subject) -> None:
     """Two equal calls give equal bits."""
     mine = subject.catalog.load(subject.entry)
     for dtype, case in _cases(subject):
-        callee = Callee(mine, case)
+        callee = _Callee(mine, case)
         first, second = _copied(case.args), _copied(case.args)
         one, two = _tensors(callee(first), first), _tensors(callee(second), second)
         for a, b in zip(one, two, strict=True):
@@ -148,11 +148,11 @@ def same_call_gives_same_bits(subject: Subject) -> None:
 @check(_KIND)
 def packed_weights_know_their_bytes(subject: Subject) -> None:
     """Packed weights hold no second copy, and their tensors account for their bytes."""
-    if not definition_of(subject).packs:
+    if not _definition_of(subject).packs:
         raise NotApplicable("the op packs no weights")
     mine = subject.catalog.load(subject.entry)
     for dtype, case in _cases(subject):
-        packed = Callee(mine, case).packed
+        packed = _Callee(mine, case).packed
         assert packed is not None, "the op packs, but the case brings no weights"
         held = sum(t.nbytes for t in packed.tensors.values())
         assert packed.nbytes == held, f"{case.what}: says {packed.nbytes} bytes, holds {held}"
@@ -169,7 +169,7 @@ def head_embeds_the_rows_it_was_given(subject: Subject) -> None:
     mine = subject.catalog.load(subject.entry)
     for dtype, case in _cases(subject):
         assert case.weights is not None
-        callee, weight = Callee(mine, case), case.weights[0]
+        callee, weight = _Callee(mine, case), case.weights[0]
         ids = torch.randint(0, weight.shape[0], (9,))
         rows = callee.call.embed(ids, callee.packed)
         assert torch.equal(rows, weight[ids]), f"{case.what}, {dtype}: rows changed in packing"
@@ -178,7 +178,7 @@ def head_embeds_the_rows_it_was_given(subject: Subject) -> None:
 @check(_KIND)
 def traces_with_its_fake(subject: Subject) -> None:
     """Where it is a torch.library op, its fake gives the shapes and dtypes it really returns."""
-    if definition_of(subject).packs:
+    if _definition_of(subject).packs:
         raise NotApplicable("ops that pack are called directly")
     mine = subject.catalog.load(subject.entry)
     name = getattr(mine, "_qualified_op_name", None)

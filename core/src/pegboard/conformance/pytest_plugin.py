@@ -11,7 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from pegboard.conformance.kit import Check, Outcome, Subject
 
-__all__ = ["pytest_addoption", "pytest_configure", "pytest_generate_tests"]
+__all__ = ["KitReport", "pytest_addoption", "pytest_configure", "pytest_generate_tests"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -6,11 +6,12 @@ is something for it.
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
@@ -68,6 +69,7 @@ class AsyncLLM:
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._num_finished = 0
         self._on_death: asyncio.Event = asyncio.Event()
+        self._meanwhile: Callable[[], None] | None = None
 
     @classmethod
     def from_options(
@@ -91,14 +93,19 @@ class AsyncLLM:
 
     # --- life ---
 
-    async def start(self) -> None:
+    async def start(self, meanwhile: Callable[[], None] | None = None) -> None:
         """Start the engine core and wait until it can answer. May be called again.
+
+        Args:
+            meanwhile: called once while the core starts, in the thread that makes this side's
+                parts and after them, so that no two threads import one package at a time.
 
         Raises:
             PegboardError: it could not; the first cause.
         """
         if self._starting is None:
             self._loop = asyncio.get_running_loop()
+            self._meanwhile = meanwhile
             self._starting = asyncio.create_task(self._start())
         await asyncio.shield(self._starting)
 
@@ -118,6 +125,8 @@ class AsyncLLM:
     def _make_parts(self) -> None:
         self._frontend.make_parts()
         _ = self._frontend.renderer  # a broken template stops the start, not a request
+        if self._meanwhile is not None:
+            self._meanwhile()
 
     async def shutdown(self) -> None:
         """End the engine; open requests fail with `EngineDead`. May be called twice."""
@@ -386,7 +395,5 @@ class AsyncLLM:
         while self._monitor.dead is None:
             await asyncio.sleep(_PING_EVERY_S)
             self._heard()
-            try:
+            with contextlib.suppress(EngineDead):  # its end is told by other means
                 client.ping()
-            except EngineDead:
-                return

@@ -48,7 +48,8 @@ class Bootstrap(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         config: what to run.
         folder: private folder with the two sockets; removed if the parent dies.
-        input_address, output_address: of the sockets that the parent has bound.
+        input_address: of the socket that this process binds before it is ready.
+        output_address: of the socket that the parent has bound.
     """
 
     config: EngineConfig
@@ -129,11 +130,15 @@ class _Process:
         self._malformed = 0
 
     def _connect(self, kind: int, address: str) -> "zmq.Socket[bytes]":
+        socket = self._socket(kind)
+        socket.connect(address)
+        return socket
+
+    def _socket(self, kind: int) -> "zmq.Socket[bytes]":
         socket = self._context.socket(kind)
         socket.set(zmq.LINGER, _LINGER_MS)
         socket.set(zmq.SNDHWM, 0)
         socket.set(zmq.RCVHWM, 0)
-        socket.connect(address)
         return socket
 
     def run(self) -> int:
@@ -144,8 +149,10 @@ class _Process:
             self._report_failure(error)
             self._close()
             return 1
+        source = self._socket(zmq.PULL)
+        source.bind(self._input_address)
         threading.Thread(
-            target=self._receive, args=(started.core,), name="core-receive", daemon=True
+            target=self._receive, args=(started.core, source), name="core-receive", daemon=True
         ).start()
         self._output.send_multipart(encode(CoreKind.READY, started.ready))
         try:
@@ -194,9 +201,8 @@ class _Process:
             )
         )
 
-    def _receive(self, core: Any) -> None:  # noqa: ANN401 -- an EngineCore, imported late
-        """Take messages off the socket; answers pings itself, so that a long step does not."""
-        source = self._connect(zmq.PULL, self._input_address)
+    def _receive(self, core: Any, source: "zmq.Socket[bytes]") -> None:  # noqa: ANN401 -- an EngineCore, imported late
+        """Take messages off the socket; pings are answered here, however long a step takes."""
         answer = self._connect(zmq.PUSH, self._output_address)
         try:
             while self._receive_one(core, source, answer):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pegboard.api.engine import Executor, ExecutorQuery
+from pegboard.api.errors import EngineError
 from pegboard.api.kv import KVGroupType, KVGroupTypeQuery
 from pegboard.api.scheduling import SchedulerPolicyQuery
 from pegboard.catalog.catalog import Catalog
@@ -22,6 +23,8 @@ from pegboard.scheduler.scheduler import Scheduler
 __all__ = ["Phases", "StartedCore", "start_core"]
 
 logger = logging.getLogger(__name__)
+
+_LEDGER_TIMEOUT_S = 10.0
 
 Report = Callable[[Progress], None]
 
@@ -94,7 +97,7 @@ def start_core(
         kv_bytes=plan.kv_bytes,
         max_tokens=plan.max_tokens,
         phases=phases.seconds,
-        ledger=_ledger(plan),
+        ledger=_ledger(plan, executor),
         report=catalog.report(),
     )
     return StartedCore(core, executor, ready)
@@ -138,8 +141,19 @@ def _group_types(catalog: Catalog, plan: KVPlan) -> list[KVGroupType]:
     return made
 
 
-def _ledger(plan: KVPlan) -> dict[str, int]:
-    return {"kv_pool_bytes": plan.kv_bytes} | resident_bytes()
+def _ledger(plan: KVPlan, executor: Executor) -> dict[str, int]:
+    """Return who holds memory: each worker's own account, the largest of each kind."""
+    ledger = {"kv_pool_bytes": plan.kv_bytes} | resident_bytes()
+    try:
+        accounts = executor.collective_rpc("memory", (), _LEDGER_TIMEOUT_S)
+    except EngineError as error:
+        logger.debug("the workers keep no memory ledger: %s", error)
+        return ledger
+    for account in accounts:
+        for name, size in account.items():
+            key = f"worker_{name}"
+            ledger[key] = max(ledger.get(key, 0), size)
+    return ledger
 
 
 def resident_bytes() -> dict[str, int]:

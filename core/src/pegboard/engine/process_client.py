@@ -59,10 +59,12 @@ class ProcessClient(CoreClient):
         self._folder = _private_folder()
         self._finalizer = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._context = zmq.Context(io_threads=1)
-        self._to_core = self._bind(zmq.PUSH, "in")
+        # Connected when the child, which binds it, is ready: from then on sending never waits.
+        self._to_core = self._socket(zmq.PUSH)
         self._to_core.set(zmq.SNDTIMEO, _SEND_TIMEOUT_MS)
         self._send_lock = threading.Lock()
-        self._from_core = self._bind(zmq.PULL, "out")
+        self._from_core = self._socket(zmq.PULL)
+        self._from_core.bind(self._address("out"))
         self._config_read, self._config_write = os.pipe()
         self._parent_read, self._parent_write = os.pipe()
         self._process: subprocess.Popen[bytes] | None = None
@@ -84,12 +86,11 @@ class ProcessClient(CoreClient):
         """Process id of the child."""
         return self._process.pid if self._process else None
 
-    def _bind(self, kind: int, name: str) -> "zmq.Socket[bytes]":
+    def _socket(self, kind: int) -> "zmq.Socket[bytes]":
         socket = self._context.socket(kind)
         socket.set(zmq.LINGER, 0)
         socket.set(zmq.SNDHWM, 0)
         socket.set(zmq.RCVHWM, 0)
-        socket.bind(self._address(name))
         return socket
 
     def _address(self, name: str) -> str:
@@ -114,6 +115,8 @@ class ProcessClient(CoreClient):
             pass  # the child is dead, and says why or does not
         self._answered.wait()
         if isinstance(self._answer, CoreReady):
+            with self._send_lock:
+                self._to_core.connect(self._address("in"))
             return self._answer
         self.shutdown()
         if self._answer is None:

@@ -5,7 +5,7 @@ is checked here, in order, and what was derived is logged with the reason.
 """
 
 import logging
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -18,6 +18,7 @@ from pegboard.api.sampling import LogitsProcessorQuery
 from pegboard.api.scheduling import SchedulerPolicyQuery
 from pegboard.api.tokenizers import TokenizerQuery
 from pegboard.catalog.catalog import Catalog
+from pegboard.catalog.selection import Selection
 from pegboard.config.engine import (
     EngineConfig,
     EngineOptions,
@@ -52,34 +53,78 @@ def resolve(options: EngineOptions, catalog: Catalog) -> EngineConfig:
         SelectionError: no component fits, or the one asked for does not.
     """
     log = _Log()
+    description = _describe(options, catalog)
+    hardware = _hardware(options, description, catalog, log)
+    check_tensor_parallel(description.config, options.parallel.tensor_parallel_size)
+    model = _model(options, description, hardware.dtype, catalog, log)
+    config = EngineConfig(
+        model=model,
+        load=_load(options),
+        cache=_cache(options, hardware),
+        scheduler=_scheduler(
+            options, model, hardware.platform, hardware.attention.spec, catalog, log
+        ),
+        parallel=options.parallel,
+        attention=options.attention,
+        ops=options.ops,
+        observability=options.observability,
+        plugins=catalog.resolved(),
+        platform=hardware.platform.name,
+        attention_backend=hardware.attention.entry.name,
+        executor=_executor(options, catalog, log),
+        loader=_loader(options, description, catalog),
+        tokenizer=_tokenizer(options, description, catalog),
+    )
+    problems = hardware.platform.validate(config)
+    if problems:
+        raise ConfigError("; ".join(problems))
+    return config
+
+
+class _Hardware(NamedTuple):
+    """What runs the model, and in which types."""
+
+    platform: Platform
+    dtype: str
+    kv_dtype: str
+    attention: Selection
+    block_size: int
+
+
+def _describe(options: EngineOptions, catalog: Catalog) -> ModelDescription:
     path = locate_model(
         options.model.model,
         read_environment(),
         revision=options.model.revision,
         download_dir=options.load.download_dir,
     )
-    description = describe_model(str(path), options.model, catalog)
-    platform_entry = catalog.select(
-        "platforms", PlatformQuery(), name=options.parallel.platform
-    ).entry
-    platform: Platform = catalog.create(platform_entry, platform_entry.spec)
+    return describe_model(str(path), options.model, catalog)
+
+
+def _hardware(
+    options: EngineOptions, description: ModelDescription, catalog: Catalog, log: "_Log"
+) -> _Hardware:
+    entry = catalog.select("platforms", PlatformQuery(), name=options.parallel.platform).entry
+    platform: Platform = catalog.create(entry, entry.spec)
     dtype = _dtype(options, description, platform, log)
     kv_dtype = _kv_dtype(options, dtype)
+    query = attention_query(
+        description,
+        platform=entry.name,
+        detection=catalog.detect(entry),
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        block_size=options.cache.block_size or 1,
+    )
     selection, query = select_attention(
         catalog,
-        attention_query(
-            description,
-            platform=platform_entry.name,
-            detection=catalog.detect(platform_entry),
-            dtype=dtype,
-            kv_dtype=kv_dtype,
-            block_size=options.cache.block_size or 1,
-        ),
+        query,
         name=options.attention.attention_backend,
         block_size=options.cache.block_size,
     )
     log.note("attention_backend", selection.entry.name, selection.reason)
     log.note("block_size", query.block_size, _source(options.cache.block_size, "the backend's"))
+<<<<<<< HEAD
     check_tensor_parallel(description.config, options.parallel.tensor_parallel_size)
     model = _model(options, description, dtype, catalog, log)
     config = EngineConfig(
@@ -105,11 +150,21 @@ def resolve(options: EngineOptions, catalog: Catalog) -> EngineConfig:
         executor=_executor(options, catalog, log),
         loader=_loader(options, description, catalog),
         tokenizer=_tokenizer(options, description, catalog),
+=======
+    return _Hardware(platform, dtype, kv_dtype, selection, query.block_size)
+
+
+def _cache(options: EngineOptions, hardware: _Hardware) -> ResolvedCacheConfig:
+    given = options.cache
+    return ResolvedCacheConfig(
+        block_size=hardware.block_size,
+        gpu_memory_utilization=given.gpu_memory_utilization,
+        kv_cache_memory_bytes=given.kv_cache_memory_bytes,
+        num_gpu_blocks_override=given.num_gpu_blocks_override,
+        kv_cache_dtype=hardware.kv_dtype,
+        enable_prefix_caching=given.enable_prefix_caching,
+>>>>>>> main
     )
-    problems = platform.validate(config)
-    if problems:
-        raise ConfigError("; ".join(problems))
-    return config
 
 
 class _Log:

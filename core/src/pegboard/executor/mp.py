@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -187,7 +188,9 @@ class MpExecutor(Executor):
             cause = self._cause or ("the executor is not running" if not self._sockets else None)
             if cause is None:
                 for socket in self._sockets:
-                    socket.send(blob, zmq.NOBLOCK)
+                    # A rank that is gone cannot take it; the fleet's thread is about to say so.
+                    with suppress(zmq.Again):
+                        socket.send(blob, zmq.NOBLOCK)
                 return
         for future in futures:
             _fail(future, WorkerError(cause))

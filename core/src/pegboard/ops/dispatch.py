@@ -120,7 +120,11 @@ def build_op_table(
     for name, entry in entries.items():
         definition: OpDefinition = entry.spec
         asked = msgspec.structs.replace(query, op=name)
-        chosen, reason = _choose(catalog, asked, priority.get(name, ()))
+        ordered = [op for op in definition.fuses if op in priority and name not in priority]
+        if ordered:
+            chosen, reason = None, f"ops.priority orders {', '.join(ordered)}, which it stands for"
+        else:
+            chosen, reason = _choose(catalog, asked, priority.get(name, ()))
         if chosen is not None:
             ops[name] = _loaded(catalog, chosen, definition)
             choice = OpChoice(op=name, implementation=chosen.spec.name, plugin=chosen.plugin)

@@ -30,13 +30,10 @@ class Instrument(NodeTransformer):
         return _call("concat_text", node.nodes, node.lineno)
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
-        """Check both sides of comparisons that may be of data with data."""
+        """Check what is compared with: a comparison ends where the smaller side does."""
         self.generic_visit(node)
-        sides = [node.expr, *(operand.expr for operand in node.ops)]
-        # Nothing is long to compare with one constant; a chain of comparisons may hide others.
-        if len(sides) > 2 or not any(isinstance(side, nodes.Const) for side in sides):
-            node.expr = _call("checked", [node.expr], node.lineno)
-            for operand in node.ops:
+        for operand in node.ops:
+            if not isinstance(operand.expr, nodes.Const):
                 operand.expr = _call("checked", [operand.expr], node.lineno)
         return node
 

@@ -64,6 +64,7 @@ class Worker:
             "initialize_kv": self._initialize_kv,
             "kv_needs": self._kv_needs,
             "memory": self.memory,
+            "op_choices": self._op_choices,
             "pid": os.getpid,
             "ping": self._ping,
         }
@@ -136,6 +137,9 @@ class Worker:
 
     def _kv_needs(self) -> Any:  # noqa: ANN401 -- a msgpack value
         return msgspec.to_builtins(self.model_runner.kv_needs())
+
+    def _op_choices(self) -> Any:  # noqa: ANN401 -- a msgpack value
+        return msgspec.to_builtins(getattr(self._runner, "op_choices", ()))
 
     def _ping(self) -> int:
         return self._rank

@@ -12,11 +12,12 @@ PLUGIN = PluginInfo(
     summary="CPUs: platform, attention and ops on native kernels.",
     config="pegboard_cpu.config:CpuConfig",
 )
-# What native kernels need, attention and ops alike.
 _FIT = {"platforms": ("cpu",), "requires_features": ("kernels",), "dtypes": ("bfloat16", "float32")}
 _CLASSES = {"linear": "Linear", "gate_up_linear": "GateUpLinear", "logits": "Logits"}
+_WRITERS = {"rope_and_write_kv": "rope_and_write_kv", "decoder_layers": "DecoderLayers"}
 _PLAIN = "embedding rms_norm fused_add_rms_norm silu_and_mul gelu_tanh_and_mul rotary_embedding"
 _SAMPLING = "most_likely keep_likely draw_tokens philox_uniform"
+_BATCH = "prepare_inputs slot_mapping append_tokens"
 
 
 @hookimpl
@@ -48,10 +49,11 @@ def attention_backends() -> list[AttentionBackendSpec]:
 @hookimpl
 def op_implementations() -> list[OpImplementationSpec]:
     """The named ops on the native kernels."""
-    targets = _CLASSES | {op: op for op in f"{_PLAIN} {_SAMPLING} rope_and_write_kv".split()}
+    targets = _CLASSES | _WRITERS | {op: op for op in f"{_PLAIN} {_SAMPLING} {_BATCH}".split()}
     specs: list[OpImplementationSpec] = []
     for op, attribute in targets.items():
-        layouts = ("cpu_paged",) if op == "rope_and_write_kv" else ()
-        names = {"name": f"cpu.{op}", "op": op, "target": f"pegboard_cpu.ops:{attribute}"}
+        layouts = ("cpu_paged",) if op in _WRITERS else ()
+        module = "decoder" if op == "decoder_layers" else "batch_ops" if op in _BATCH else "ops"
+        names = {"name": f"cpu.{op}", "op": op, "target": f"pegboard_cpu.{module}:{attribute}"}
         specs.append(OpImplementationSpec(**names, priority=50, kv_layouts=layouts, **_FIT))
     return specs

@@ -9,8 +9,11 @@ from typing import Any
 
 import msgspec
 from torch import Tensor
+from torch.compiler import is_compiling
 
+from pegboard.api.forward_context import forward_context
 from pegboard.api.models import ModelContext
+from pegboard.api.ops import PackedWeights
 from pegboard.layers import (
     Attention,
     GatedMlp,
@@ -21,6 +24,8 @@ from pegboard.layers import (
     RowParallelLinear,
     VocabEmbedding,
 )
+from pegboard.layers.linear import PackedLinear
+from pegboard.ops.decoder import DecoderLayerParts
 
 __all__ = ["Decoder", "DecoderStyle", "layer_windows"]
 
@@ -76,6 +81,7 @@ class DecoderAttention(Layer):
         eps = config["rms_norm_eps"]
         self.q_norm = RMSNorm(context, head_size, eps) if style.qk_norm else None
         self.k_norm = RMSNorm(context, head_size, eps) if style.qk_norm else None
+        self._rotary = rotary
         self.attn = Attention(
             context,
             index,
@@ -91,6 +97,11 @@ class DecoderAttention(Layer):
     def __call__(self, x: Tensor, positions: Tensor) -> Tensor:
         """Return [num_tokens, hidden_size]."""
         return self.o_proj(self.attn(self.qkv_proj(x), positions))
+
+    @property
+    def rotary(self) -> Rotary:
+        """What turns its queries and keys."""
+        return self._rotary
 
 
 class DecoderLayer(Layer):
@@ -122,6 +133,34 @@ class DecoderLayer(Layer):
         x = self.self_attn(norm(residual) if x is None else norm.add(x, residual), positions)
         return self.mlp(self.post_attention_layernorm.add(x, residual))
 
+    def parts(self) -> DecoderLayerParts:
+        """Return what the layer is made of, once it is loaded."""
+        attention, mlp = self.self_attn, self.mlp
+        packed = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
+        qkv, output, gate_up, down = (_loaded(layer) for layer in packed)
+        q_norm, k_norm = attention.q_norm, attention.k_norm
+        return DecoderLayerParts(
+            input_norm=self.input_layernorm.weight,
+            mlp_norm=self.post_attention_layernorm.weight,
+            eps=self.input_layernorm.eps,
+            qkv=qkv,
+            output=output,
+            gate_up=gate_up,
+            down=down,
+            q_norm=None if q_norm is None else q_norm.weight,
+            k_norm=None if k_norm is None else k_norm.weight,
+            head_eps=0.0 if q_norm is None else q_norm.eps,
+            cos_sin=attention.rotary.cos_sin,
+            interleaved=attention.rotary.interleaved,
+            attention=attention.attn.layer,
+            sinks=attention.attn.sinks,
+        )
+
+
+def _loaded(layer: PackedLinear) -> PackedWeights:
+    assert layer.packed is not None, "parts are asked for once the layer is loaded"
+    return layer.packed
+
 
 class Decoder(Layer):
     """Embedding, layers and the last norm."""
@@ -139,13 +178,33 @@ class Decoder(Layer):
             for index in range(config["num_hidden_layers"])
         ]
         self.norm = RMSNorm(context, hidden, config["rms_norm_eps"])
+        # Ranks meet inside layers, so only one rank can run them in a single call.
+        alone = context.tensor_parallel.size == 1
+        self._run_layers = context.ops.get("decoder_layers") if alone else None
+        self._prepared: PackedWeights | None = None
 
     def __call__(
         self, input_ids: Tensor, positions: Tensor, intermediate: Tensor | None = None
     ) -> Tensor:
         """Return [num_tokens, hidden_size] after the last norm."""
         residual = self.embed_tokens(input_ids) if intermediate is None else intermediate
+        x = self._run(residual, positions)
+        return self.norm(residual) if x is None else self.norm.add(x, residual)
+
+    def _has_cache(self) -> bool:
+        """Whether this pass has a cache, which one that only measures memory has not."""
+        index = self.layers[0].self_attn.attn.layer.index
+        return forward_context().metadata[index] is not None
+
+    def _run(self, residual: Tensor, positions: Tensor) -> Tensor | None:
+        """Run the layers, as one call where an op does that; return as a layer does."""
+        if self._run_layers is not None and not is_compiling() and self._has_cache():
+            if self._prepared is None:
+                self._prepared = self._run_layers.prepare([layer.parts() for layer in self.layers])
+            if self._prepared is not None:
+                return self._run_layers(residual, positions, self._prepared)
+            self._run_layers = None
         x = None
         for layer in self.layers:
             x = layer(x, residual, positions)
-        return self.norm(residual) if x is None else self.norm.add(x, residual)
+        return x

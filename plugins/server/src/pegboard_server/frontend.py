@@ -5,7 +5,6 @@ import contextlib
 import importlib
 import socket
 import ssl
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,9 +69,12 @@ class HttpFrontend(Frontend):
         _check_options(self._config)
         self._tls = tls_context(self._config)
         self._socket = bind_socket(self._config)
-        # What `run` imports is read while the engine starts, not when it is ready.
-        threading.Thread(target=_preload, name="preload", daemon=True).start()
         return address_of(self._config, self._socket)
+
+    def prepare(self) -> None:
+        """Import what `run` needs, while the engine starts."""
+        for name in ("pegboard_server.app", "pegboard_server.lifecycle"):
+            importlib.import_module(name)
 
     def loop_factory(self) -> Callable[[], asyncio.AbstractEventLoop] | None:
         """Return uvloop's, where it is installed."""
@@ -109,11 +111,6 @@ class HttpFrontend(Frontend):
         """Begin the drain, as SIGTERM does; from the event loop's thread."""
         if self._server is not None:
             self._server.stop()
-
-
-def _preload() -> None:
-    for name in ("pegboard_server.app", "pegboard_server.lifecycle"):
-        importlib.import_module(name)
 
 
 def _check_options(config: ServerConfig) -> None:

@@ -193,7 +193,7 @@ def test_new_writes_a_package_that_loads_and_passes_its_test(capsys, listed, tmp
     environment = listed.environment
     environment["PYTHONPATH"] = f"{root / 'src'}:{environment['PYTHONPATH']}"
     for command in (
-        ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(root)],
+        ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio", str(root)],
         ["-m", "pegboard.cli.main", "plugins", "inspect", "myorg_forbid"],
         ["-m", "pegboard.cli.main", "plugins", "doctor", "--only-plugins", "myorg_forbid"],
     ):

@@ -60,7 +60,9 @@ def test_absent_default_model_is_refused_with_the_command(tmp_path: Path) -> Non
         find_default_model(tmp_path)
 
 
-@pytest.mark.parametrize("model", ["./absent", "/absent", "~/absent", "absent.gguf", "a/b/c", "typo", "../a"])
+@pytest.mark.parametrize(
+    "model", ["./absent", "/absent", "~/absent", "absent.gguf", "a/b/c", "typo", "../a"]
+)
 def test_absent_path_is_not_taken_for_a_hub_id(tmp_path: Path, model: str) -> None:
     with pytest.raises(ModelError, match="no file or folder"):
         locate_model(model, environment(tmp_path, offline=False))

@@ -74,6 +74,9 @@ def test_everything_runs_on_one_thread_of_its_own(executor):
     names = {thread.name for thread in threading.enumerate()}
     assert "pegboard-step" in names
     assert executor.collective_rpc("ping", timeout_s=20) == [0]
+    (choices,) = executor.collective_rpc("op_choices")
+    implementations = {choice["op"]: choice["implementation"] for choice in choices}
+    assert implementations["draw_tokens"] == "reference"
     with pytest.raises(WorkerError, match="no method 'nonsense'"):
         executor.collective_rpc("nonsense")
 

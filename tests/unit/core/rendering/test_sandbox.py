@@ -14,13 +14,13 @@ NAMES = (
     "{% set ns = namespace(x=1) %}"
     "{% for i in range(60) %}{% set ns.x = namespace(a=ns.x, b=ns.x) %}{% endfor %}"
 )
-GROW = "{% set ns = namespace(x='ab') %}{% for i in range(90) %}{% set ns.x = GROWN %}{% endfor %}"
+GROW = "{% set ns = namespace(x='aa') %}{% for i in range(90) %}{% set ns.x = GROWN %}{% endfor %}"
 
 #: Templates that would take gigabytes, or hours, without bounds.
 HOSTILE = [
-    "{{ 'a' * 1000000000 }}",
-    "{{ [1] * 1000000000 }}",
-    "{{ 1000000000 * (1,) }}",
+    "{{ ('a' * 10 ** 15)|length }}",
+    "{{ ([1] * 10 ** 15)|length }}",
+    "{{ (10 ** 15 * (1,))|length }}",
     "{{ 10 ** 1000000000 }}",
     "{{ 2 ** (2 ** 40) }}",
     "{% set ns = namespace(x=9) %}{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
@@ -43,11 +43,11 @@ HOSTILE = [
     "{% macro twice(x) %}{{ x }}{{ x }}{% endmacro %}"
     "{% set ns = namespace(x='ab') %}{% for i in range(90) %}"
     "{% set ns.x = twice(ns.x) %}{% endfor %}",
-    "{{ 'a'.center(1000000000) }}",
-    "{{ 'a'.ljust(1000000000) }}",
-    "{{ 'a'.zfill(1000000000) }}",
-    "{{ 'a'|center(1000000000) }}",
-    "{{ 'a\nb'|indent(1000000000) }}",
+    "{{ 'a'.center(10 ** 15)|length }}",
+    "{{ 'a'.ljust(10 ** 15)|length }}",
+    "{{ 'a'.zfill(10 ** 15)|length }}",
+    "{{ 'a'|center(10 ** 15)|length }}",
+    "{{ 'a\nb'|indent(10 ** 15)|length }}",
     "{{ '%1000000000d' % 1 }}",
     "{{ '%*d' % (1000000000, 1) }}",
     "{{ '%1000000000d'|format(1) }}",
