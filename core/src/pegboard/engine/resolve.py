@@ -66,6 +66,7 @@ def resolve(options: EngineOptions, catalog: Catalog) -> EngineConfig:
         ),
         parallel=options.parallel,
         attention=options.attention,
+        graphs=options.graphs,
         ops=options.ops,
         observability=options.observability,
         plugins=catalog.resolved(),
@@ -124,33 +125,6 @@ def _hardware(
     )
     log.note("attention_backend", selection.entry.name, selection.reason)
     log.note("block_size", query.block_size, _source(options.cache.block_size, "the backend's"))
-<<<<<<< HEAD
-    check_tensor_parallel(description.config, options.parallel.tensor_parallel_size)
-    model = _model(options, description, dtype, catalog, log)
-    config = EngineConfig(
-        model=model,
-        load=_load(options),
-        cache=ResolvedCacheConfig(
-            block_size=query.block_size,
-            gpu_memory_utilization=options.cache.gpu_memory_utilization,
-            kv_cache_memory_bytes=options.cache.kv_cache_memory_bytes,
-            num_gpu_blocks_override=options.cache.num_gpu_blocks_override,
-            kv_cache_dtype=kv_dtype,
-            enable_prefix_caching=options.cache.enable_prefix_caching,
-        ),
-        scheduler=_scheduler(options, model, platform, selection.spec, catalog, log),
-        parallel=options.parallel,
-        attention=options.attention,
-        graphs=options.graphs,
-        ops=options.ops,
-        observability=options.observability,
-        plugins=catalog.resolved(),
-        platform=platform_entry.name,
-        attention_backend=selection.entry.name,
-        executor=_executor(options, catalog, log),
-        loader=_loader(options, description, catalog),
-        tokenizer=_tokenizer(options, description, catalog),
-=======
     return _Hardware(platform, dtype, kv_dtype, selection, query.block_size)
 
 
@@ -163,7 +137,6 @@ def _cache(options: EngineOptions, hardware: _Hardware) -> ResolvedCacheConfig:
         num_gpu_blocks_override=given.num_gpu_blocks_override,
         kv_cache_dtype=hardware.kv_dtype,
         enable_prefix_caching=given.enable_prefix_caching,
->>>>>>> main
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from pegboard_triton.decode import _capped
 
@@ -43,9 +44,13 @@ def _attend(
     acc, total, peak, q, keys, values, table, position, n, length, kv_head, scale, element,
     KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr,
     TOKENS: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, PRECISION: tl.constexpr,
-    BY_DESCRIPTOR: tl.constexpr, MASKED: tl.constexpr,
+    BY_DESCRIPTOR: tl.constexpr, MASKED: tl.constexpr, IS_LAST: tl.constexpr,
 ):  # fmt: skip
-    """Take one tile of keys and values in; `scale` includes log2(e) unless there is a cap."""
+    """Take one tile of keys and values in; `scale` includes log2(e) unless there is a cap.
+
+    A tile that is not `MASKED` is seen whole by every line. Only the last tile of a sequence
+    (`IS_LAST`) has slots past its end, which may hold NaN.
+    """
     lane = tl.arange(0, TOKENS)
     token = n + lane
     if BLOCK_SIZE % TOKENS == 0:
@@ -55,7 +60,7 @@ def _attend(
         block = tl.load(table + token // BLOCK_SIZE, mask=token < length, other=0)
         row = (block.to(tl.int64) * KV_HEADS + kv_head) * BLOCK_SIZE + token % BLOCK_SIZE
     held = (element < SIZE)[None, :]
-    if MASKED:
+    if IS_LAST:
         held = held & (token < length)[:, None]
     k = _load_tile(
         keys, block, kv_head, n, row, element, held, KV_HEADS, BLOCK_SIZE, SIZE, BY_DESCRIPTOR
@@ -64,7 +69,9 @@ def _attend(
     if SOFT_CAP > 0:
         scores = _capped(scores * scale, SOFT_CAP) * 1.4426950408889634
     if MASKED:
-        seen = (token[None, :] <= position[:, None]) & (token < length)[None, :]
+        seen = token[None, :] <= position[:, None]
+        if IS_LAST:
+            seen = seen & (token < length)[None, :]
         if WINDOW:
             seen = seen & (token[None, :] > position[:, None] - WINDOW)
         scores = tl.where(seen, scores, float("-inf"))
@@ -78,8 +85,8 @@ def _attend(
     v = _load_tile(
         values, block, kv_head, n, row, element, held, KV_HEADS, BLOCK_SIZE, SIZE, BY_DESCRIPTOR
     )
-    if MASKED and BY_DESCRIPTOR:
-        v = tl.where((token < length)[:, None], v, 0.0)  # never-written slots may hold NaN
+    if IS_LAST and BY_DESCRIPTOR:
+        v = tl.where((token < length)[:, None], v, 0.0)
     acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
     return acc, total, new_peak
 
@@ -105,45 +112,57 @@ def _prefill(
     start = tl.load(starts + request)
     count = tl.load(starts + request + 1) - start
     offset = (tile - _tile_of(request, first, starts, origin, ROWS)) * ROWS
-    if offset < count:
-        length = tl.load(seq_lens + request)
-        context = length - count
-        line = offset + tl.arange(0, ROWS)
-        element = tl.arange(0, PADDED)
-        stored = (line < count)[:, None] & (element < SIZE)[None, :]
-        token = (start + line).to(tl.int64)
+    if offset >= count:
+        return
+    length = tl.load(seq_lens + request)
+    context = length - count
+    line = offset + tl.arange(0, ROWS)
+    element = tl.arange(0, PADDED)
+    stored = (line < count)[:, None] & (element < SIZE)[None, :]
+    token = (start + line).to(tl.int64)
+    if BY_DESCRIPTOR:
+        q = query.load([start + offset, head * SIZE])  # lines past the request's are not kept
+    else:
         q = tl.load(
             query + token[:, None] * q_stride + head * SIZE + element[None, :],
             mask=stored, other=0.0,
         )  # fmt: skip
-        position = context + line
-        kv_head = head // (HEADS // KV_HEADS)
-        blocks = table + request.to(tl.int64) * table_stride
-        peak = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        acc = tl.zeros([ROWS, PADDED], tl.float32)
-        end = tl.minimum(length, context + offset + ROWS)
-        if WINDOW:
-            whole_end = tl.maximum(context + offset - WINDOW + 1, 0) // TOKENS * TOKENS
-        else:
-            whole_end = (context + offset + 1) // TOKENS * TOKENS
-            for n in range(0, whole_end, TOKENS):
-                acc, total, peak = _attend(
-                    acc, total, peak, q, keys, values, blocks, position, n, length, kv_head, scale,
-                    element, KV_HEADS, BLOCK_SIZE, SIZE, PADDED, TOKENS, WINDOW, SOFT_CAP,
-                    PRECISION, BY_DESCRIPTOR, False,
-                )  # fmt: skip
-        for n in range(whole_end, end, TOKENS):
+    position = context + line
+    kv_head = head // (HEADS // KV_HEADS)
+    blocks = table + request.to(tl.int64) * table_stride
+    peak = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, PADDED], tl.float32)
+    end = tl.minimum(length, context + offset + ROWS)
+    if WINDOW:
+        whole_end = tl.maximum(context + offset - WINDOW + 1, 0) // TOKENS * TOKENS
+    else:
+        whole_end = (context + offset + 1) // TOKENS * TOKENS
+        for n in range(0, whole_end, TOKENS):
             acc, total, peak = _attend(
                 acc, total, peak, q, keys, values, blocks, position, n, length, kv_head, scale,
                 element, KV_HEADS, BLOCK_SIZE, SIZE, PADDED, TOKENS, WINDOW, SOFT_CAP,
-                PRECISION, BY_DESCRIPTOR, True,
+                PRECISION, BY_DESCRIPTOR, False, False,
             )  # fmt: skip
-        acc = acc / total[:, None]
-        tl.store(
-            out + token[:, None] * out_stride + head * SIZE + element[None, :],
-            acc.to(out.dtype.element_ty), mask=stored,
+    # Tiles that lie within the sequence, then the one that may reach past its end.
+    part_end = tl.maximum(tl.minimum(end, length // TOKENS * TOKENS), whole_end)
+    for n in range(whole_end, part_end, TOKENS):
+        acc, total, peak = _attend(
+            acc, total, peak, q, keys, values, blocks, position, n, length, kv_head, scale,
+            element, KV_HEADS, BLOCK_SIZE, SIZE, PADDED, TOKENS, WINDOW, SOFT_CAP,
+            PRECISION, BY_DESCRIPTOR, True, False,
         )  # fmt: skip
+    for n in range(part_end, end, TOKENS):
+        acc, total, peak = _attend(
+            acc, total, peak, q, keys, values, blocks, position, n, length, kv_head, scale,
+            element, KV_HEADS, BLOCK_SIZE, SIZE, PADDED, TOKENS, WINDOW, SOFT_CAP,
+            PRECISION, BY_DESCRIPTOR, True, True,
+        )  # fmt: skip
+    acc = acc / total[:, None]
+    tl.store(
+        out + token[:, None] * out_stride + head * SIZE + element[None, :],
+        acc.to(out.dtype.element_ty), mask=stored,
+    )  # fmt: skip
 
 
 def _shape(itemsize: int, padded: int) -> tuple[int, int, int, int]:
@@ -194,9 +213,12 @@ def prefill(
     itemsize = query.element_size()
     rows, tokens, num_warps, num_stages = _shape(itemsize, padded)
     num_tiles = num_tokens // rows + num_reqs - first
-    source = (keys, values) if descriptors is None else descriptors
+    lines, source = query, (keys, values)
+    if descriptors is not None:
+        shape, strides = [query.shape[0], num_heads * size], [query.stride(0), 1]
+        lines, source = TensorDescriptor(query, shape, strides, [rows, size]), descriptors
     _prefill[(num_heads, num_tiles)](
-        query, *source, block_table, query_start_loc, seq_lens, output, first, num_reqs,
+        lines, *source, block_table, query_start_loc, seq_lens, output, first, num_reqs,
         scale if soft_cap else scale * 1.4426950408889634, query.stride(0), output.stride(0),
         block_table.stride(0), num_heads, kv_heads, size, padded, block_size, rows, tokens, window,
         soft_cap, "ieee" if itemsize == 4 else "tf32", descriptors is not None,

@@ -44,7 +44,7 @@ def main():
         assert "mma.sync" in ptx, "decode uses no tensor cores"
     whole = attention(HEADS=32, ROWS=128, TOKENS=64)
     kinds = ["bf", "bf", "bf", "i", "i", "i", "bf", "i32", "i32", "fp32", "i32", "i32", "i32"]
-    boxes = ["bf", *["tensordesc<bf16[64, 128]>"] * 2, *kinds[3:]]
+    boxes = ["tensordesc<bf16[128, 128]>", *["tensordesc<bf16[64, 128]>"] * 2, *kinds[3:]]
     for use, spelled in ((False, kinds), (True, boxes)):
         ptx = compiled(prefill._prefill, spelled, whole | {"BY_DESCRIPTOR": use}, warps=8)
         assert "wgmma" in ptx, "prefill uses no wgmma"
@@ -59,9 +59,7 @@ def main():
             "INTERLEAVED": False, "HAS_NORM": True, "BLOCK_SIZE": 64,
         },
     )  # fmt: skip
-    compiled(
-        batch._prepare, ["i", "i", "l", "i", "i", "l", "l", "l", "i", "i32"], {"BLOCK": 256}
-    )
+    compiled(batch._prepare, ["i", "i", "l", "i", "i", "l", "l", "l", "i", "i32"], {"BLOCK": 256})
     compiled(sampling._greatest_of_chunk, ["f", "f", "i", "i32", "i32", "i32"], {"CHUNK": 4096})
     compiled(
         decode._join, ["f", "f", "bf", "i32", "i32"],
