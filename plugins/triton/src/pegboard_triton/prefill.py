@@ -7,6 +7,10 @@ Whole tiles of the cache come through tensor descriptors where blocks and heads 
 Source: Dao, FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning, 2023.
 """
 
+# Launches take options, and constants are numbers, that triton's annotations do not show.
+# pyright: reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportArgumentType=false, reportReturnType=false
+
 from typing import Any
 
 import triton
@@ -91,7 +95,7 @@ def _attend(
     return acc, total, new_peak
 
 
-@triton.jit(do_not_specialize=["first", "num_reqs", "q_stride", "out_stride", "table_stride"])
+@triton.jit(do_not_specialize=["first", "num_reqs", "table_stride"])
 def _prefill(
     query, keys, values, table, starts, seq_lens, out, first, num_reqs, scale, q_stride,
     out_stride, table_stride,
@@ -165,13 +169,13 @@ def _prefill(
     )  # fmt: skip
 
 
-def _shape(itemsize: int, padded: int) -> tuple[int, int, int, int]:
-    """Return rows and tokens of a tile, warps and stages."""
+def _shape(itemsize: int, padded: int) -> tuple[int, int, int, int, int | None]:
+    """Return rows and tokens of a tile, warps, stages, and registers at most a thread."""
     if itemsize == 4:
-        return 32, 32, 4, 1
+        return 32, 32, 4, 1, None
     if padded > 128:
-        return 64, 32, 4, 2
-    return 128, 64, 8, 3
+        return 64, 32, 4, 2, None
+    return 128, 64, 8, 3, 128  # two programs share a multiprocessor's registers
 
 
 def prefill(
@@ -211,7 +215,7 @@ def prefill(
     _, kv_heads, block_size, _ = keys.shape
     padded = max(16, triton.next_power_of_2(size))
     itemsize = query.element_size()
-    rows, tokens, num_warps, num_stages = _shape(itemsize, padded)
+    rows, tokens, num_warps, num_stages, most_registers = _shape(itemsize, padded)
     num_tiles = num_tokens // rows + num_reqs - first
     lines, source = query, (keys, values)
     if descriptors is not None:
@@ -222,5 +226,5 @@ def prefill(
         scale if soft_cap else scale * 1.4426950408889634, query.stride(0), output.stride(0),
         block_table.stride(0), num_heads, kv_heads, size, padded, block_size, rows, tokens, window,
         soft_cap, "ieee" if itemsize == 4 else "tf32", descriptors is not None,
-        num_warps=num_warps, num_stages=num_stages,
+        num_warps=num_warps, num_stages=num_stages, maxnreg=most_registers,
     )  # fmt: skip

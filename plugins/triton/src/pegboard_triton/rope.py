@@ -4,6 +4,10 @@ One program turns a few heads of one token: query heads in place, key heads into
 with the keys their values. Writes the layout `triton_paged`.
 """
 
+# Launches take options, and constants are numbers, that triton's annotations do not show.
+# pyright: reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportArgumentType=false, reportReturnType=false
+
 from collections.abc import Sequence
 
 import triton
@@ -45,7 +49,7 @@ def _turned(
     return tl.where(turns, x * cos + tl.where(is_first, -y, y) * sin, x)
 
 
-@triton.jit(do_not_specialize=["stride"])
+@triton.jit
 def _rope_and_write(
     qkv, positions, cos_sin, q_norm, k_norm, eps, slots, keys, values, stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, TILE: tl.constexpr, SIZE: tl.constexpr,
@@ -87,7 +91,7 @@ def _rope_and_write(
             tl.store(values + at, value.to(values.dtype.element_ty), mask=held)
 
 
-@triton.jit(do_not_specialize=["key_stride", "value_stride"])
+@triton.jit
 def _write(
     key, value, slots, keys, values, key_stride, key_head_stride, value_stride, value_head_stride,
     KV_HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
