@@ -29,6 +29,7 @@ help: ## list the targets
 	@echo '  ARGS="…" adds arguments to serve, test and release.'
 
 install: $(VENV)/.installed ## make the environment, install the workspace, fetch the default model
+	@echo "installed in $(VENV); next: make serve"
 
 $(VENV)/.python:
 	@command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON); install Python 3.11 or newer, or set PYTHON=…"; exit 1; }

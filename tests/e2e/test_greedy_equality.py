@@ -13,6 +13,7 @@ from tests.support.models import Checkpoint
 
 from pegboard import LLM, SamplingParams
 from pegboard.api.errors import ConfigError
+from pegboard.api.outputs import RequestOutput
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -34,42 +35,49 @@ def reference(smollm2_folder: Path) -> Iterator[GreedyReference]:  # noqa: F811
     del model
 
 
-def _texts(
+def _run(
     model: Path, reference: GreedyReference, rounds: int = 1, **settings: Any
-) -> tuple[list[str], dict[str, Any]]:
-    """Run all prompts at once, `rounds` times; check each; return the last texts and the stats."""
-    texts: list[list[str]] = []
+) -> tuple[list[RequestOutput], dict[str, Any]]:
+    """Run all prompts at once, `rounds` times; check each; return the last round and the stats."""
+    first: list[RequestOutput] = []
+    outputs: list[RequestOutput] = []
     with LLM(str(model), **{**_BASE, **settings}) as llm:
         for _ in range(rounds):
             outputs = llm.generate(PROMPTS, _PARAMS)
             for output in outputs:
                 reference.check(output.prompt_token_ids, output.outputs[0].token_ids)
-            texts.append([o.outputs[0].text for o in outputs])
+            first = first or outputs
+            _same(outputs, first, reference)
         stats = llm.get_metrics()
-    assert all(t == texts[0] for t in texts)
-    return texts[-1], stats
+    return outputs, stats
 
 
-def _close(texts: list[str], others: list[str], reference: GreedyReference) -> None:
-    """Texts are equal, unless the reference found two logits that either could have won."""
-    for text, other in zip(texts, others, strict=True):
-        if text != other:
-            # Both were checked token by token; a difference is legal only at a close pair.
-            assert any(reference._judged.values())
+def _same(
+    outputs: list[RequestOutput], others: list[RequestOutput], reference: GreedyReference
+) -> None:
+    """Texts are equal, unless the reference found two logits of that text that either may win."""
+    for one, other in zip(outputs, others, strict=True):
+        reference.check_equal(
+            one.prompt_token_ids, one.outputs[0].token_ids, other.outputs[0].token_ids
+        )
+        if one.outputs[0].token_ids == other.outputs[0].token_ids:
+            assert one.outputs[0].text == other.outputs[0].text
 
 
 @pytest.fixture(scope="module")
-def plain(smollm2_folder: Path, reference: GreedyReference) -> list[str]:  # noqa: F811
-    """The texts with everything as it comes, prefix cache on, asynchronous; run twice."""
-    texts, stats = _texts(smollm2_folder, reference, rounds=2)
+def plain(smollm2_folder: Path, reference: GreedyReference) -> list[RequestOutput]:  # noqa: F811
+    """The outputs with everything as it comes, prefix cache on, asynchronous; run twice."""
+    outputs, stats = _run(smollm2_folder, reference, rounds=2)
     assert stats["prefix_hits_tokens"] > 0
     assert stats["num_running"] == stats["num_waiting"] == 0
-    return texts
+    return outputs
 
 
-def test_default_settings_are_greedy_and_warm_cache_changes_nothing(plain: list[str]) -> None:
+def test_default_settings_are_greedy_and_warm_cache_changes_nothing(
+    plain: list[RequestOutput],
+) -> None:
     assert len(plain) >= 20
-    assert all(plain)
+    assert all(output.outputs[0].text for output in plain)
 
 
 CORE_VARIANTS = {
@@ -108,12 +116,12 @@ MORE_VARIANTS = {
 @pytest.mark.parametrize("name", CORE_VARIANTS)
 def test_variant_gives_the_same_text(
     name: str,
-    plain: list[str],
+    plain: list[RequestOutput],
     smollm2_folder: Path,  # noqa: F811
     reference: GreedyReference,
 ) -> None:
-    texts, stats = _texts(smollm2_folder, reference, **CORE_VARIANTS[name])
-    _close(texts, plain, reference)
+    outputs, stats = _run(smollm2_folder, reference, **CORE_VARIANTS[name])
+    _same(outputs, plain, reference)
     if "preemption" in name:
         assert stats["num_preemptions"] > 0
 
@@ -122,12 +130,12 @@ def test_variant_gives_the_same_text(
 @pytest.mark.parametrize("name", MORE_VARIANTS)
 def test_further_variant_gives_the_same_text(
     name: str,
-    plain: list[str],
+    plain: list[RequestOutput],
     smollm2_folder: Path,  # noqa: F811
     reference: GreedyReference,
 ) -> None:
-    texts, stats = _texts(smollm2_folder, reference, **MORE_VARIANTS[name])
-    _close(texts, plain, reference)
+    outputs, stats = _run(smollm2_folder, reference, **MORE_VARIANTS[name])
+    _same(outputs, plain, reference)
     if "preemption" in name:
         assert stats["num_preemptions"] > 0
 

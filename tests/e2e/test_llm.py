@@ -12,6 +12,7 @@ from tests.support.checkpoints import smollm2_folder  # noqa: F401 -- a fixture
 from pegboard import LLM, SamplingParams
 from pegboard.api.engine import TokensPrompt
 from pegboard.api.errors import ConfigError, ContextLength, InvalidRequest
+from pegboard.api.sampling_params import RepetitionDetection
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -130,6 +131,82 @@ def test_logprobs_are_transformers(llm: LLM, smollm2_folder: Path) -> None:  # n
         e[i].logprob for e, i in zip(completion.logprobs, completion.token_ids, strict=True)
     )
     assert completion.cumulative_logprob == pytest.approx(total)
+
+
+def test_tokens_are_kept_in_or_out(llm: LLM) -> None:
+    text = "The capital of France is"
+    ids = llm.get_tokenizer().encode
+    (paris,) = ids(" Paris")
+    (rome,) = ids(" Rome")
+    greedy = SamplingParams(temperature=0, max_tokens=1)
+
+    def first(**changes: Any) -> int:
+        return llm.generate(text, greedy.replace(**changes))[0].outputs[0].token_ids[0]
+
+    assert first() == paris
+    assert first(bad_words=["Paris"]) != paris
+    assert first(allowed_token_ids=[rome, *ids(" and")]) == rome
+    assert first(logit_bias={rome: 100.0}) == rome
+    assert first(logit_bias={paris: -100.0}) != paris
+
+
+def test_ends_come_when_asked_and_not_before(llm: LLM) -> None:
+    (paris,) = llm.get_tokenizer().encode(" Paris")
+    stopping = SamplingParams(temperature=0, max_tokens=8, stop_token_ids=[paris])
+    text = "The capital of France is"
+
+    def only(params: SamplingParams) -> Any:
+        return llm.generate(text, params)[0].outputs[0]
+
+    stopped, held = only(stopping), only(stopping.replace(min_tokens=8))
+    assert (stopped.finish_reason, stopped.stop_reason) == ("stop", paris)
+    assert stopped.token_ids == [paris]
+    assert len(held.token_ids) == 8
+    assert paris not in held.token_ids
+    looping = SamplingParams(
+        temperature=0,
+        max_tokens=100,
+        logit_bias={paris: 100.0},
+        repetition_detection=RepetitionDetection(max_pattern_size=2, min_count=4),
+    )
+    looped = only(looping)
+    assert (looped.finish_reason, looped.token_ids) == ("repetition", [paris] * 4)
+    ids_only = only(SamplingParams(temperature=0, max_tokens=4, detokenize=False))
+    assert (ids_only.text, len(ids_only.token_ids)) == ("", 4)
+
+
+def test_logprobs_come_for_what_was_asked(llm: LLM) -> None:
+    text = "One two three four five six"
+    ids = llm.get_tokenizer().encode(text)
+    params = SamplingParams(
+        temperature=0,
+        max_tokens=3,
+        ignore_eos=True,
+        logprob_token_ids=[7, 11],
+        prompt_logprob_token_ids=[5],
+        prompt_logprob_start=3,
+    )
+    output = llm.generate(text, params)[0]
+    assert output.prompt_logprobs is not None
+    assert [p is None for p in output.prompt_logprobs] == [i < 3 for i in range(len(ids))]
+    for token_id, position in zip(ids[3:], output.prompt_logprobs[3:], strict=True):
+        assert position is not None
+        assert set(position) == {token_id, 5}
+    completion = output.outputs[0]
+    assert completion.logprobs is not None
+    for token_id, entry in zip(completion.token_ids, completion.logprobs, strict=True):
+        assert set(entry) == {token_id, 7, 11}
+    flat = llm.generate(text, params.replace(flat_logprobs=True))[0].outputs[0].logprobs
+    assert flat is not None
+    assert list(flat) == completion.logprobs
+
+
+def test_prefix_cache_can_be_passed_by(llm: LLM) -> None:
+    prompt = "phrase " * 60
+    llm.generate(prompt, _GREEDY)
+    assert llm.generate(prompt, _GREEDY)[0].num_cached_tokens > 0
+    anew = _GREEDY.replace(skip_reading_prefix_cache=True)
+    assert llm.generate(prompt, anew)[0].num_cached_tokens == 0
 
 
 def test_refused_prompt_starts_nothing(llm: LLM) -> None:

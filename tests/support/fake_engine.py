@@ -190,6 +190,8 @@ class FakeEngineClient:
         if params.prompt_logprobs is not None:
             count = params.prompt_logprobs
             prompt_logprobs = [None, *(self._position(t, params, count) for t in ids[1:])]
+            for position in range(min(params.prompt_logprob_start or 0, len(ids))):
+                prompt_logprobs[position] = None
         total = max(1, len(pieces))
         sums = [CompletionOutput(index=i, token_ids=[]) for i in range(params.n)]
         for number in range(total):

@@ -28,6 +28,16 @@ class GreedyReference:
             self._judged[key] = self._check(list(prompt), list(output))
         return self._judged[key]
 
+    def check_equal(
+        self, prompt: Sequence[int], output: Sequence[int], other: Sequence[int]
+    ) -> None:
+        """Assert that two greedy outputs are equal, or part where the two best logits are close."""
+        if list(output) == list(other):
+            return
+        assert len(output) == len(other), "one output is longer than the other"
+        num_close = self.check(prompt, output) + self.check(prompt, other)
+        assert num_close, "outputs differ although no position was close"
+
     def _check(self, prompt: list[int], output: list[int]) -> int:
         assert output, "there is no output"
         with torch.inference_mode():

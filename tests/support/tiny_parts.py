@@ -1,6 +1,6 @@
 """What the tiny plugin's specs name."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from pegboard.api.messages import SchedulerOutput
 from pegboard.api.models import ModelDescription
 from pegboard.api.platforms import MemoryInfo, Platform
 from pegboard.worker.model_runner import ModelRunner, RunningStep
+from pegboard.worker.worker import Worker
 
 
 class TinyPlatform(Platform):
@@ -46,6 +47,19 @@ class TinyLoader(ModelLoader):
         for file in sorted(Path(description.path).glob("*.safetensors")):
             for name, tensor in load_file(file).items():
                 yield name, tensor.to(dtype)
+
+
+class NamedWorker(Worker):
+    """A platform's own worker, which answers by its name."""
+
+    def call(self, method: str, args: Sequence[Any] = ()) -> Any:
+        return "own worker" if method == "name" else super().call(method, args)
+
+
+class OwnWorkerPlatform(TinyPlatform):
+    """With a worker of its own."""
+
+    worker = "tests.support.tiny_parts:NamedWorker"
 
 
 class LopsidedRunner(ModelRunner):

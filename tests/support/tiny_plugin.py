@@ -17,6 +17,12 @@ def platforms() -> list[PlatformSpec]:
             device_type="cpu",
         ),
         PlatformSpec(
+            name="own_worker",
+            target="tests.support.tiny_parts:OwnWorkerPlatform",
+            detect="tests.support.tiny_detect:detect",
+            device_type="cpu",
+        ),
+        PlatformSpec(
             name="lopsided",
             target="tests.support.tiny_parts:LopsidedPlatform",
             detect="tests.support.tiny_detect:detect",

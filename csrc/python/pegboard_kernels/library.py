@@ -199,7 +199,8 @@ def find_library(folders: Iterable[Path]) -> Path:
         looked_in.append(str(folder))
     raise KernelsUnavailableError(
         f"the kernel library is not installed (looked in {', '.join(looked_in)}): no C++ compiler "
-        "was found when pegboard-kernels was installed; install one and reinstall it"
+        "was found when pegboard-kernels was installed; install one, then reinstall it "
+        "(in a source tree: make kernels)"
     )
 
 

@@ -249,6 +249,7 @@ def test_output_tells_progress_choices_and_a_command_to_try(serve):
         r"load model: \d",
         r"platform +cpu \(plugin cpu: ",
         r"attention +REFERENCE \(plugin builtin: asked for by name\)",
+        r"loader +safetensors \(plugin loaders: the checkpoint's format\)",
         r"plugins +builtin .*server [\d.]+ \(acts\)",
     ):
         assert re.search(pattern, output), output

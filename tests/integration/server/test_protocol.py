@@ -133,6 +133,14 @@ def test_prompt_logprobs_map_ids_and_begin_with_null(http):
     assert chat[0] is None
 
 
+def test_prompt_logprobs_begin_where_asked(http):
+    body = {"prompt": [97, 98, 99], "prompt_logprobs": 0, "prompt_logprob_start": 2}
+    positions = post(http, TEXT, **body)["choices"][0]["prompt_logprobs"]
+
+    assert positions[:2] == [None, None]
+    assert list(positions[2]) == ["99"]
+
+
 def test_chat_stream_with_echo_begins_with_the_open_message(http):
     messages = [*HI, {"role": "assistant", "content": "Once"}]
     body = {"continue_final_message": True, "add_generation_prompt": False, "echo": True}

@@ -213,7 +213,9 @@ def test_large_scores_do_not_overflow(
     isa: Isa, dtype: torch.dtype, generator: torch.Generator
 ) -> None:
     batch = make_batch([(4, 40)], dtype, generator)
-    assert_close(batch.attend(scale=500.0), batch.expected(scale=500.0), dtype)
+    got, expected = batch.attend(scale=500.0), batch.expected(scale=500.0)
+    # Scores of thousands: a last bit of theirs is a thousandth of a probability.
+    torch.testing.assert_close(got.float(), expected, rtol=3e-2, atol=3e-2)
 
 
 def test_sequence_longer_than_its_block_table_is_refused(

@@ -2,6 +2,10 @@
 
 import importlib
 import logging
+import os
+import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -19,11 +23,24 @@ from pegboard_kernels import (
 from pegboard_kernels.library import find_library
 from pegboard_kernels.packed import PackedMatrix
 
+ROOT = Path(__file__).resolve().parents[3]
+
 
 def test_absent_library_says_where_it_looked_and_what_mends_it(tmp_path: Path) -> None:
     with pytest.raises(KernelsUnavailableError, match=r"no C\+\+ compiler.*reinstall") as error:
         find_library([tmp_path])
     assert str(tmp_path) in str(error.value)
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
+def test_build_looks_again_for_a_compiler_that_an_earlier_one_missed(tmp_path: Path) -> None:
+    cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert cmake is not None
+    command = [cmake, "-S", ROOT / "csrc", "-B", tmp_path, "-DCMAKE_CXX_COMPILER=NOTFOUND"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "no C++ compiler" not in done.stderr
+    assert "PGK_COMPILES_" in done.stdout or "CXX compiler" in done.stdout
 
 
 def test_file_that_is_no_library_is_unavailable(tmp_path: Path) -> None:

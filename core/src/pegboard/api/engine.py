@@ -219,7 +219,7 @@ class ModelRunner(Protocol):
         ...
 
     def profile_memory(self) -> int:
-        """Run a largest step without KV and return the peak bytes held, weights included."""
+        """Return the bytes that the largest step would hold, weights included; may run one."""
         ...
 
     def initialize_kv(self, groups: Sequence[KVGroup], num_blocks: int) -> None:
@@ -269,6 +269,22 @@ class Worker(Protocol):
     @property
     def model_runner(self) -> ModelRunner:
         """The runner. After `start`."""
+        ...
+
+    def available_kv_bytes(self) -> int:
+        """Return the bytes this worker has for KV blocks. After `start`."""
+        ...
+
+    def initialize_kv(self, groups: Sequence[KVGroup], num_blocks: int) -> None:
+        """Allocate the caches, then warm up."""
+        ...
+
+    def call(self, method: str, args: Sequence[Any] = ()) -> Any:  # noqa: ANN401 -- a msgpack value
+        """Call a named method with msgpack arguments, for `Executor.collective_rpc`.
+
+        Raises:
+            WorkerError: there is no such method.
+        """
         ...
 
     def shutdown(self) -> None:

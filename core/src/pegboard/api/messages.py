@@ -319,7 +319,6 @@ class EngineCoreOutputs(msgspec.Struct, kw_only=True, omit_defaults=True):
     stats: SchedulerStats | None = None
     utility_result: "UtilityResult | None" = None
     engine_dead: str | None = None
-    timestamp: float = 0.0
 
 
 class UtilityCall(msgspec.Struct, kw_only=True):

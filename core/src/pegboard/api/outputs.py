@@ -58,7 +58,8 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     Attributes:
         request_id: the client's own id.
         prompt: the text, where it was text.
-        prompt_logprobs: one entry a prompt position, the first None; complete when it comes.
+        prompt_logprobs: one entry a prompt position; None at the first, which nothing precedes, and
+            before `SamplingParams.prompt_logprob_start`. Complete when it comes.
         outputs: the completions, by index.
         finished: all completions are.
         num_cached_tokens: prompt tokens that came from the prefix cache.

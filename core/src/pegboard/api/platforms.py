@@ -79,8 +79,8 @@ class Platform(ABC):
 
     Attributes:
         name: the spec's name.
-        worker, model_runner: "module:class" of its own, or None for the core's behind the same
-            protocols.
+        worker, model_runner: "module:class" of its own, or None for the core's; behind
+            `pegboard.api.engine.Worker` and `ModelRunner`, and made with the same arguments.
     """
 
     worker: ClassVar[str | None] = None

@@ -22,7 +22,7 @@ from pegboard.catalog.guard import Guard
 from pegboard.catalog.manager import CatalogPlugin
 from pegboard.catalog.observing import Observers
 from pegboard.catalog.record import Record
-from pegboard.catalog.selection import Entry, Selection, Verdict, judge, select
+from pegboard.catalog.selection import BY_NAME, Entry, Selection, Verdict, judge, select
 from pegboard.config.plugins import ResolvedPlugin
 
 __all__ = ["Catalog", "CatalogPlugin"]
@@ -99,6 +99,7 @@ class Catalog:
         *,
         name: str | None = None,
         order: Sequence[str] = (),
+        because: str = BY_NAME,
     ) -> Selection:
         """Choose the component that fits best, and log why.
 
@@ -107,6 +108,7 @@ class Catalog:
             query: the kind's query struct.
             name: an explicit choice; aliases count; nothing else may win.
             order: names preferred over priority, the first most (`[ops]`).
+            because: why `name` is the only one that may win, as reports say it.
 
         Raises:
             SelectionError: nobody fits, or the one asked for does not; carries every reason.
@@ -117,6 +119,7 @@ class Catalog:
             query,
             name=name,
             order=order,
+            because=because,
             supports=self._reason_against,
         )
         verdicts = self._with_probes(kind, selection.verdicts)

@@ -8,7 +8,7 @@ import msgspec
 
 from pegboard.api.ops import OpQuery
 from pegboard.catalog.manager import CatalogPlugin
-from pegboard.catalog.selection import Entry, Selection
+from pegboard.catalog.selection import BY_NAME, Entry, Selection
 
 __all__ = ["Record"]
 
@@ -32,6 +32,8 @@ class Record:
         entry = selection.entry
         self.use(entry)
         known = self._selections.get(entry.kind)
+        if known is not None and known.entry == entry and selection.reason == BY_NAME:
+            return  # somebody uses what was chosen before, for the reason that is kept
         if isinstance(query, OpQuery):
             key = f"{entry.kind}/{query.op}"
         elif known is None or known.entry == entry:

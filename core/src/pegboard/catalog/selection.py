@@ -12,7 +12,10 @@ from pegboard.api.errors import SelectionError
 from pegboard.api.plugin import ComponentSpec
 from pegboard.catalog.discovery import nearest
 
-__all__ = ["Entry", "Selection", "Verdict", "judge", "select"]
+__all__ = ["BY_NAME", "Entry", "Selection", "Verdict", "judge", "select"]
+
+#: The reason of a component that alone may win; a caller that knows better says so.
+BY_NAME = "asked for by name"
 
 #: Losers named in the message of a failed selection; the error carries all of them.
 MAX_REASONS_SHOWN = 8
@@ -78,6 +81,7 @@ def judge(
     *,
     name: str | None,
     order: Sequence[str] = (),
+    because: str = BY_NAME,
     supports: Callable[[Entry, Any], str | None],
 ) -> tuple[Entry | None, tuple[Verdict, ...]]:
     """Return the winner, or None, and the verdict on every candidate.
@@ -87,6 +91,7 @@ def judge(
         query: handed to each spec's `reasons_against`.
         name: the only one that may win (aliases count), or None.
         order: names preferred over priority, the first most.
+        because: why `name` alone may win.
         supports: asked when the data speaks for a candidate; returns a reason against it.
     """
     ranked = sorted(candidates, key=lambda entry: _rank(entry, order))
@@ -106,7 +111,7 @@ def judge(
             verdicts.append(_verdict(entry, fits=False, reason="; ".join(reasons)))
         elif winner is None:
             winner = entry
-            verdicts.append(_winning(entry, name, order))
+            verdicts.append(_winning(entry, because if name is not None else "", order))
         else:
             verdicts.append(_losing(entry, winner, order))
     return winner, tuple(verdicts)
@@ -119,6 +124,7 @@ def select(
     *,
     name: str | None,
     order: Sequence[str] = (),
+    because: str = BY_NAME,
     supports: Callable[[Entry, Any], str | None],
 ) -> Selection:
     """As `judge`, but somebody must win.
@@ -133,7 +139,9 @@ def select(
             f"there is no {noun} {name!r}: there are {_listed(names)}{nearest(name, names)}",
             kind=kind,
         )
-    winner, verdicts = judge(candidates, query, name=name, order=order, supports=supports)
+    winner, verdicts = judge(
+        candidates, query, name=name, order=order, because=because, supports=supports
+    )
     if winner is None:
         reasons = [(v.name, v.reason) for v in verdicts]
         raise SelectionError(_failure(noun, name, reasons, query), kind=kind, reasons=reasons)
@@ -158,9 +166,9 @@ def _verdict(entry: Entry, *, fits: bool, reason: str, chosen: bool = False) -> 
     )
 
 
-def _winning(entry: Entry, name: str | None, order: Sequence[str]) -> Verdict:
-    if name is not None:
-        reason = "asked for by name"
+def _winning(entry: Entry, because: str, order: Sequence[str]) -> Verdict:
+    if because:
+        reason = because
     elif any(entry.answers_to(preferred) for preferred in order):
         reason = "first that fits in the configured order"
     else:

@@ -228,8 +228,9 @@ def _examples(address: str, model: str, *, needs_key: bool) -> list[str]:
     """Return a command that tries it, where the address is one that curl takes."""
     if not address.startswith(("http://", "https://")):
         return []
+    messages = [{"role": "user", "content": "Name three rivers."}]
     body = json.dumps(
-        {"model": model, "messages": [{"role": "user", "content": "Say hello."}]},
+        {"model": model, "messages": messages, "max_tokens": 64, "temperature": 0},
         ensure_ascii=False,
     )
     words = ["curl", f"{address}/v1/chat/completions", "-H", "Content-Type: application/json"]

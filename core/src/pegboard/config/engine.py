@@ -62,6 +62,16 @@ class ResolvedSchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     stream_interval: int = 1
     watermark: float = 0.0
 
+    @property
+    def max_steps_in_flight(self) -> int:
+        """Steps that may be given to the workers before the first of them is known."""
+        return 2 if self.async_scheduling else 1
+
+    @property
+    def max_tokens_in_flight(self) -> int:
+        """Most tokens of a sequence that are scheduled but not yet known to be computed."""
+        return self.max_steps_in_flight * self.max_num_batched_tokens
+
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The one frozen configuration; crosses to every process; satisfies `EngineConfigView`.

@@ -67,7 +67,6 @@ class AsyncLLM:
         self._backlog: deque[EngineCoreOutput] = deque()
         self._call_ids = itertools.count(1)
         self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._num_finished = 0
         self._on_death: asyncio.Event = asyncio.Event()
         self._meanwhile: Callable[[], None] | None = None
 

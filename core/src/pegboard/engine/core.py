@@ -255,14 +255,12 @@ class EngineCore:
         stats = self._scheduler.stats() if with_stats else None
         if stats is not None:
             by_client.setdefault(_STATS_CLIENT, [])
-        now = time.time()
         for client, its_outputs in by_client.items():
             self._send_to(
                 client,
                 EngineCoreOutputs(
                     outputs=its_outputs,
                     stats=stats if client == _STATS_CLIENT else None,
-                    timestamp=now,
                 ),
             )
 
@@ -270,7 +268,7 @@ class EngineCore:
         """Tell every front end, once, why nothing follows."""
         self._catalog.observe("on_fault", Fault(scope="engine", hook="loop", cause=cause))
         for client in sorted({_STATS_CLIENT, *self._clients.values()}):
-            self._send_to(client, EngineCoreOutputs(engine_dead=cause, timestamp=time.time()))
+            self._send_to(client, EngineCoreOutputs(engine_dead=cause))
 
     def _on_worker_failure(self, cause: str) -> None:
         """Called by the executor from any thread."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pegboard.api.engine import Executor, ExecutorQuery
 from pegboard.api.errors import EngineError
-from pegboard.api.kv import KVGroupType, KVGroupTypeQuery
+from pegboard.api.kv import KVGroup, KVGroupType, KVGroupTypeQuery
 from pegboard.api.scheduling import SchedulerPolicyQuery
 from pegboard.catalog.catalog import Catalog
 from pegboard.config.engine import EngineConfig
@@ -75,7 +75,7 @@ def start_core(
         with phases.phase("load model"):
             executor.start()
         with phases.phase("plan memory") as detail:
-            plan = _plan(config, executor)
+            plan = _plan(config, catalog, executor)
             detail.append(f"{plan.num_blocks} blocks of {config.cache.block_size} tokens")
         with phases.phase("allocate and warm up"):
             executor.initialize_kv(plan.groups, plan.num_blocks)
@@ -103,14 +103,14 @@ def start_core(
     return StartedCore(core, executor, ready)
 
 
-def _plan(config: EngineConfig, executor: Executor) -> KVPlan:
+def _plan(config: EngineConfig, catalog: Catalog, executor: Executor) -> KVPlan:
     needs = executor.kv_needs()
     # A profiling pass costs time; it is run only where its answer is wanted.
     exact = config.cache.kv_cache_memory_bytes
     if exact is None:
         overridden = config.cache.num_gpu_blocks_override is not None
         exact = 0 if overridden else executor.available_kv_bytes()
-    return plan_kv(config, needs, exact)
+    return plan_kv(config, needs, exact, lambda group: _group_type(catalog, group))
 
 
 def _scheduler(config: EngineConfig, catalog: Catalog, plan: KVPlan) -> Scheduler:
@@ -122,7 +122,7 @@ def _scheduler(config: EngineConfig, catalog: Catalog, plan: KVPlan) -> Schedule
     kv = KVCacheManager(
         plan.groups,
         plan.num_blocks,
-        _group_types(catalog, plan),
+        plan.group_types,
         enable_prefix_caching=config.cache.enable_prefix_caching,
     )
     return Scheduler(
@@ -133,12 +133,9 @@ def _scheduler(config: EngineConfig, catalog: Catalog, plan: KVPlan) -> Schedule
     )
 
 
-def _group_types(catalog: Catalog, plan: KVPlan) -> list[KVGroupType]:
-    made: list[KVGroupType] = []
-    for group in plan.groups:
-        entry = catalog.select("kv_group_types", KVGroupTypeQuery(name=group.group_type)).entry
-        made.append(catalog.load(entry)(group))
-    return made
+def _group_type(catalog: Catalog, group: KVGroup) -> KVGroupType:
+    entry = catalog.select("kv_group_types", KVGroupTypeQuery(name=group.group_type)).entry
+    return catalog.load(entry)(group)
 
 
 def _ledger(plan: KVPlan, executor: Executor) -> dict[str, int]:

@@ -144,15 +144,14 @@ class Frontend:
         total = time.perf_counter() - self._began
         self._phases["until ready"] = total
         logger.info(
-            "engine ready in %.2f s: kv_blocks=%d block_size=%d kv_mib=%d max_tokens=%d phases=%s "
-            "ledger=%s",
+            "engine ready in %.2f s: kv_blocks=%d block_size=%d kv_mib=%d max_tokens=%d "
+            "resident_mib=%d",
             total,
             self.ready.num_blocks,
             self.ready.block_size,
             self.ready.kv_bytes >> 20,
             self.ready.max_tokens,
-            {name: round(s, 3) for name, s in self.ready.phases.items()},
-            {name: f"{n >> 20} MiB" for name, n in self.ready.ledger.items()},
+            self.ready.ledger.get("resident_bytes", 0) >> 20,
         )
 
     def _on_progress(self, progress: Progress) -> None:

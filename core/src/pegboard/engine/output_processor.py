@@ -63,7 +63,7 @@ class _OpenRequest:
         self.sequences = sequences
         self.num_open = len(sequences)
         self.num_cached_tokens = 0
-        self.prompt_logprobs: list[PositionLogprobs | None] | None = None
+        self.prompt_logprobs = _unreported(prepared)
         self.metrics = RequestMetrics(arrival_time=prepared.arrival_time)
 
     def output(self, sequence: SequenceState) -> RequestOutput:
@@ -244,9 +244,19 @@ class OutputProcessor:
         self, request: _OpenRequest, entries: Sequence[TokenLogprobs]
     ) -> None:
         if request.prompt_logprobs is None:
-            request.prompt_logprobs = [None]
+            return
         most = len(request.prepared.prompt_token_ids) - len(request.prompt_logprobs)
         request.prompt_logprobs += [self._decoder.position(e) for e in entries[:most]]
+
+
+def _unreported(prepared: PreparedRequest) -> list[PositionLogprobs | None] | None:
+    """Return the prompt positions that get no logprobs, if any others do."""
+    params = prepared.params
+    if params.prompt_logprobs is None and params.prompt_logprob_token_ids is None:
+        return None
+    num_positions = max(1, params.prompt_logprob_start or 0)
+    positions: list[PositionLogprobs | None] = [None]
+    return positions * min(num_positions, len(prepared.prompt_token_ids))
 
 
 def _error_for(request: _OpenRequest, error: Exception) -> Exception:

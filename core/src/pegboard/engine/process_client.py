@@ -207,7 +207,7 @@ class ProcessClient(CoreClient):
             self._dead = f"the engine core (pid {self._process.pid}) {_describe(status)}"
         self._answered.set()
         if not told and not self._stopping and self._on_outputs is not None:
-            self._on_outputs(EngineCoreOutputs(engine_dead=self._dead, timestamp=time.time()))
+            self._on_outputs(EngineCoreOutputs(engine_dead=self._dead))
 
     def shutdown(self, timeout_s: float = 10.0) -> None:
         """Say stop, wait, then end the child by force."""

@@ -18,7 +18,7 @@ from pegboard.api.sampling import LogitsProcessorQuery
 from pegboard.api.scheduling import SchedulerPolicyQuery
 from pegboard.api.tokenizers import TokenizerQuery
 from pegboard.catalog.catalog import Catalog
-from pegboard.catalog.selection import Selection
+from pegboard.catalog.selection import BY_NAME, Selection
 from pegboard.config.engine import (
     EngineConfig,
     EngineOptions,
@@ -294,16 +294,20 @@ def _loader(options: EngineOptions, description: ModelDescription, catalog: Cata
             f"{description.path} is quantised with {method}, and no quantization method is "
             "installed; use an unquantised or GGUF version of the model"
         )
-    return catalog.select("model_loaders", LoadQuery(name=name), name=name).entry.name
+    because = "the checkpoint's format" if wanted == "auto" else BY_NAME
+    query = LoadQuery(name=name)
+    return catalog.select("model_loaders", query, name=name, because=because).entry.name
 
 
 def _tokenizer(options: EngineOptions, description: ModelDescription, catalog: Catalog) -> str:
     name = options.model.tokenizer_mode
     path = options.model.tokenizer
+    because = BY_NAME if name != "auto" else "the file named" if path else "the checkpoint's"
     if name == "auto" and path is not None:
         name = "gguf" if path.endswith(".gguf") else "hf"
     elif name == "auto":
         name = description.tokenizer
     if not name:
         raise ModelError(f"{description.path} has no tokenizer; name one with --tokenizer PATH")
-    return catalog.select("tokenizers", TokenizerQuery(name=name), name=name).entry.name
+    query = TokenizerQuery(name=name)
+    return catalog.select("tokenizers", query, name=name, because=because).entry.name

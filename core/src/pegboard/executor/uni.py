@@ -13,13 +13,13 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
-from pegboard.api.engine import Executor, PendingStepOutput, StepHandle
+from pegboard.api.engine import Executor, PendingStepOutput, StepHandle, Worker
 from pegboard.api.errors import PegboardError, WorkerError
 from pegboard.api.kv import KVGroup, KVLayerNeed
 from pegboard.api.messages import SchedulerOutput, StepOutput
 from pegboard.api.plugin import ComponentContext
 from pegboard.catalog import Catalog, rebuild_catalog
-from pegboard.worker.worker import Worker
+from pegboard.worker.worker import make_worker
 
 __all__ = ["UniExecutor"]
 
@@ -172,7 +172,7 @@ class UniExecutor(Executor):
     def _start_worker(self) -> None:
         config = self.context.config
         catalog = self._catalog or rebuild_catalog(config.plugins, process="worker 0")
-        self._worker = Worker(config, catalog)
+        self._worker = make_worker(config, catalog)
         try:
             self._worker.start()
         except PegboardError:

@@ -12,6 +12,7 @@ from pegboard.kv.block import KVCacheBlock
 from pegboard.kv.block_hash import BlockHasher, HashExtras
 from pegboard.kv.block_pool import BlockPool
 from pegboard.kv.coordinator import GroupCoordinator, PrefixHit
+from pegboard.kv.planning import longest_sequence
 
 __all__ = ["BlockTables", "KVCacheManager", "RequestKV"]
 
@@ -158,16 +159,8 @@ class KVCacheManager:
 
     def max_sequence_tokens(self, limit: int, max_tokens_in_flight: int) -> int:
         """Return the longest sequence, up to `limit`, that fits in the pool alone."""
-        low, high = 0, limit
-        while low < high:
-            middle = (low + high + 1) // 2
-            in_flight = min(middle, max_tokens_in_flight)
-            need = sum(group_type.max_blocks(middle, in_flight) for group_type in self.group_types)
-            if need < self.pool.num_blocks:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        num_blocks = self.pool.num_blocks - 1
+        return longest_sequence(self.group_types, num_blocks, limit, max_tokens_in_flight)
 
     def adopt(self, kv: RequestKV, hit: PrefixHit) -> None:
         """Hold a hit's blocks as the start of an empty request's tables."""

@@ -1,4 +1,4 @@
-"""How a model's layers become KV groups with equal bytes a block, and how many blocks fit.
+"""How a model's layers become KV groups with equal bytes a block, and how long a sequence fits.
 
 Layers of equal need form groups of at most G layers. The i-th layer of every group shares tensor
 slot i: a block belongs to one group at a time, so all groups' i-th layers can live in one tensor
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from math import lcm
 
 from pegboard.api.errors import ConfigError
-from pegboard.api.kv import KVGroup, KVLayerNeed
+from pegboard.api.kv import KVGroup, KVGroupType, KVLayerNeed
 
-__all__ = ["block_bytes", "num_blocks", "plan_groups"]
+__all__ = ["block_bytes", "longest_sequence", "plan_groups", "sequence_blocks"]
 
 _MAX_BLOCK_SIZE = 1024
 #: Slots that may stay unused, as a share of the layers: a tenth.
@@ -70,20 +70,33 @@ def block_bytes(groups: Sequence[KVGroup], needs: Sequence[KVLayerNeed]) -> int:
     return num_slots * slots.pop()
 
 
-def num_blocks(available_bytes: int, bytes_per_block: int) -> int:
-    """Return how many blocks fit, the null block included.
+def sequence_blocks(
+    group_types: Sequence[KVGroupType], num_tokens: int, max_tokens_in_flight: int
+) -> int:
+    """Return the most blocks that one sequence of `num_tokens` holds at once, over all groups."""
+    in_flight = min(num_tokens, max_tokens_in_flight)
+    return sum(group_type.max_blocks(num_tokens, in_flight) for group_type in group_types)
 
-    Raises:
-        ConfigError: fewer than two fit.
+
+def longest_sequence(
+    group_types: Sequence[KVGroupType], num_blocks: int, limit: int, max_tokens_in_flight: int
+) -> int:
+    """Return the longest sequence, up to `limit`, that `num_blocks` hold alone.
+
+    Args:
+        group_types: every group's policy.
+        num_blocks: that can be given out, so without the null block.
+        limit: the most tokens that are of interest.
+        max_tokens_in_flight: most tokens scheduled but not yet computed.
     """
-    count = available_bytes // bytes_per_block
-    if count < 2:
-        raise ConfigError(
-            f"{available_bytes} bytes for the KV cache hold {count} block(s) of "
-            f"{bytes_per_block} bytes; at least 2 are needed (--kv-cache-memory-bytes "
-            f"{2 * bytes_per_block})"
-        )
-    return count
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if sequence_blocks(group_types, middle, max_tokens_in_flight) <= num_blocks:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _slot_bytes(needs: Sequence[KVLayerNeed], block_size: int) -> int:

@@ -67,7 +67,7 @@ class Scheduler:
             clock: seconds since the epoch.
         """
         if max_steps_in_flight is None:
-            max_steps_in_flight = 2 if config.async_scheduling else 1
+            max_steps_in_flight = config.max_steps_in_flight
         max_tokens_in_flight = max_steps_in_flight * config.max_num_batched_tokens
         self._max_steps_in_flight = max_steps_in_flight
         self._config = config
@@ -88,7 +88,6 @@ class Scheduler:
         admission = Admission(config, kv, max_tokens_in_flight=max_tokens_in_flight)
         self._planner = StepPlanner(kv, self._batch, admission)
         self._quarantine = Quarantine(kv, self._batch)
-        self._gone_clients: dict[str, int] = {}
         self._counts = {"added": 0, "steps": 0, "step_tokens": 0}
         self._faults: dict[str, int] = {}
 
@@ -124,17 +123,6 @@ class Scheduler:
         """Whether a request waits or runs."""
         return bool(self._requests)
 
-    def client_index(self, request_id: str) -> int:
-        """Return which front end a request belongs to.
-
-        Valid while it is unfinished, and after that until the next `schedule`.
-
-        Raises:
-            KeyError: there is no such request.
-        """
-        request = self._requests.get(request_id)
-        return self._gone_clients[request_id] if request is None else request.source.client_index
-
     # --- a step is made ---
 
     def schedule(self) -> SchedulerOutput | None:
@@ -142,7 +130,6 @@ class Scheduler:
 
         After None, either a step in flight must end first, or there is no request.
         """
-        self._gone_clients.clear()
         batch = self._batch
         plan = StepPlan(batch.steps.begin(), self._config.max_num_batched_tokens)
         self._planner.fill(plan)
@@ -341,7 +328,6 @@ class Scheduler:
         """End a request; `running.drop_finished` must follow."""
         self._batch.leave(request)
         del self._requests[request.request_id]
-        self._gone_clients[request.request_id] = request.source.client_index
         result.finish_reason, result.stop_token_id = finish
         return result
 

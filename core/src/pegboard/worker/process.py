@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from pegboard.api.engine import Worker
 from pegboard.api.errors import PegboardError
 from pegboard.catalog import rebuild_catalog
 from pegboard.observability.logging import configure_logging
@@ -32,7 +33,7 @@ from pegboard.worker.protocol import (
     command_address,
     reply_address,
 )
-from pegboard.worker.worker import Worker
+from pegboard.worker.worker import make_worker
 
 __all__ = ["main"]
 
@@ -96,7 +97,7 @@ class _Process:
         launch = self._launch
         try:
             catalog = rebuild_catalog(launch.config.plugins, process=f"worker {self._rank}")
-            self._worker = Worker(
+            self._worker = make_worker(
                 launch.config,
                 catalog,
                 rank=self._rank,

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from pegboard.api.engine import ModelRunner as ModelRunnerProtocol
+from pegboard.api.engine import Worker as WorkerProtocol
 from pegboard.api.errors import WorkerError
 from pegboard.api.kv import KVGroup
 from pegboard.api.platforms import Platform, PlatformQuery, PlatformSpec
@@ -17,7 +18,7 @@ from pegboard.config.engine import EngineConfig
 from pegboard.distributed.groups import join_world, leave_world
 from pegboard.worker.model_runner import ModelRunner
 
-__all__ = ["Worker", "make_platform"]
+__all__ = ["Worker", "make_platform", "make_worker"]
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,22 @@ def make_platform(config: EngineConfig, catalog: Catalog) -> Platform:
         "platforms", PlatformQuery(name=config.platform), name=config.platform
     )
     return catalog.create(selection.entry, selection.spec, config=config)
+
+
+def make_worker(
+    config: EngineConfig,
+    catalog: Catalog,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    init_method: str | None = None,
+) -> WorkerProtocol:
+    """Make the platform's own worker, or the core's; takes what `Worker` takes."""
+    entry = catalog.select(
+        "platforms", PlatformQuery(name=config.platform), name=config.platform
+    ).entry
+    make = _named(catalog.load(entry).worker) or Worker
+    return make(config, catalog, rank=rank, world_size=world_size, init_method=init_method)
 
 
 class Worker:
@@ -82,7 +99,7 @@ class Worker:
             init_method=self._init_method or "",
             backend=spec.distributed_backend,
         )
-        make = _runner_class(platform)
+        make = _named(platform.model_runner) or ModelRunner
         self._runner = make(self._config, self._catalog, platform, device, group)
         self._runner.load_model()
 
@@ -107,7 +124,9 @@ class Worker:
         """Allocate the caches, then warm up."""
         self.model_runner.initialize_kv(groups, num_blocks)
         self.model_runner.warm_up()
-        logger.info("rank=%d memory %s", self._rank, self.memory())
+        memory = {name.removesuffix("_bytes"): size for name, size in self.memory().items()}
+        shown = " ".join(f"{name}_mib={size >> 20}" for name, size in memory.items())
+        logger.info("rank=%d memory %s", self._rank, shown)
 
     def memory(self) -> dict[str, int]:
         """Return the memory ledger in bytes, and what the platform says this process uses."""
@@ -145,9 +164,9 @@ class Worker:
         return self._rank
 
 
-def _runner_class(platform: Platform) -> Callable[..., ModelRunnerProtocol]:
-    """Return the platform's own model runner, or the core's."""
-    if platform.model_runner is None:
-        return ModelRunner
-    module, _, name = platform.model_runner.partition(":")
+def _named(target: str | None) -> Callable[..., Any] | None:
+    """Return what "module:class" names."""
+    if target is None:
+        return None
+    module, _, name = target.partition(":")
     return getattr(importlib.import_module(module), name)

@@ -215,7 +215,7 @@ class _ChatJob:
             system_fingerprint=self.state.fingerprint,
             usage=self.usage.report(),
         )
-        if self.body.prompt_logprobs is not None:
+        if self.body.wants_prompt_logprobs:
             response.prompt_logprobs = prompt_logprobs_json(output.prompt_logprobs)
         if self.body.return_token_ids:
             response.prompt_token_ids = output.prompt_token_ids

@@ -84,6 +84,11 @@ class _CompletionJob:
             )
         if body.echo and body.stream and body.logprobs is not None:
             raise InvalidRequest("echo with logprobs cannot be streamed", param="echo")
+        if body.echo and body.logprobs is not None and body.prompt_logprob_start:
+            raise InvalidRequest(
+                "echo with logprobs reports on the whole prompt; leave out prompt_logprob_start",
+                param="prompt_logprob_start",
+            )
         if body.logprob_token_ids is not None and body.logprobs is None:
             raise InvalidRequest("logprob_token_ids needs logprobs", param="logprob_token_ids")
         wanted = body.return_tokens_as_token_ids
@@ -203,7 +208,7 @@ class _CompletionJob:
         )
         if self.body.logprobs is not None:
             choice.logprobs = self._whole_logprobs(output, completion)
-        if self.body.prompt_logprobs is not None:
+        if self.body.wants_prompt_logprobs:
             choice.prompt_logprobs = prompt_logprobs_json(output.prompt_logprobs)
         if self.body.return_token_ids:
             choice.token_ids = completion.token_ids

@@ -74,6 +74,7 @@ class PrometheusStatLogger(StatLogger):
         self._model = config.model.served_model_name[0] if config is not None else ""
         self._engine = "0"
         self._scheduler = SchedulerStats()
+        self._num_steps = 0  # of the last record, which a refresh in between may have overtaken
         self._prompt = self._cached = self._generated = 0
         self._finished: dict[str, int] = dict.fromkeys(
             ("stop", "length", "abort", "error", "repetition"), 0
@@ -126,8 +127,9 @@ class PrometheusStatLogger(StatLogger):
 
     def record(self, scheduler: SchedulerStats, iteration: IterationStats) -> None:
         """Add one batch of numbers."""
-        if scheduler.num_steps != self._scheduler.num_steps and scheduler.step_tokens:
+        if scheduler.num_steps != self._num_steps and scheduler.step_tokens:
             self._step_tokens.add(scheduler.step_tokens)
+        self._num_steps = scheduler.num_steps
         self._scheduler = scheduler
         self._prompt += iteration.num_prompt_tokens
         self._cached += iteration.num_cached_tokens

@@ -13,7 +13,7 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState as UvicornState
 
-from pegboard.api.errors import EngineDead
+from pegboard.api.errors import EngineDead, EngineError
 from pegboard_server.config import ServerConfig
 from pegboard_server.connections import make_protocol
 from pegboard_server.state import ServerState
@@ -146,7 +146,7 @@ class HttpServer:
         left = list(self._state.open_ids)
         if left:
             logger.warning("shutdown timeout: aborting requests count=%d", len(left))
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(EngineError):  # dead or dying: nothing is left to abort
                 await self._state.client.abort(left)
             await self._wait_until_idle(_ABORT_GRACE_S)
 

@@ -114,7 +114,7 @@ class TextOffsets:
 def prompt_logprobs_json(
     positions: Sequence[PositionLogprobs | None] | None,
 ) -> list[dict[str, Any] | None] | None:
-    """Return prompt logprobs as id → {logprob, rank, decoded_token}, the first position null."""
+    """Return prompt logprobs as id → {logprob, rank, decoded_token}, null where there are none."""
     if positions is None:
         return None
     result: list[dict[str, Any] | None] = []

@@ -105,6 +105,14 @@ def test_explicit_choice_wins_over_priority_by_name_and_by_alias(catalog):
     assert verdicts(selection)["WIDE"] == (False, False, "FAST was asked for by name")
 
 
+def test_reason_of_the_first_choice_is_kept_when_the_chosen_is_used_by_name(catalog):
+    why = "the checkpoint's format"
+    first = catalog.select("attention_backends", query(), name="REFERENCE", because=why)
+    assert first.reason == why
+    catalog.select("attention_backends", query(), name="REFERENCE")
+    assert catalog.report()["chosen"]["attention_backends"]["reason"] == why
+
+
 def test_explicit_choice_that_does_not_fit_is_an_error_with_its_reasons(catalog):
     with pytest.raises(SelectionError) as caught:
         catalog.select("attention_backends", query(dtype="float32"), name="QUICK")

@@ -7,16 +7,22 @@ import pytest
 from tests.support.arithmetic import fake_config
 
 from pegboard.api.errors import ConfigError
-from pegboard.api.kv import KVLayerNeed
+from pegboard.api.kv import KVGroup, KVGroupType, KVLayerNeed
 from pegboard.engine.kv_sizing import KVPlan, plan_kv
+from pegboard.kv.groups.full import FullGroup
+from pegboard.kv.groups.sliding_window import SlidingWindowGroup
 
 FULL = [KVLayerNeed(layer=i, group_type="full", bytes_per_token=64) for i in range(4)]
 _BLOCK = 16 * 64 * 4
 
 
+def _group_type(group: KVGroup) -> KVGroupType:
+    return FullGroup(group) if group.window is None else SlidingWindowGroup(group)
+
+
 def _plan(folder: Path, available: int, needs: list[KVLayerNeed], **settings: Any) -> KVPlan:
     config, _ = fake_config(folder, num_gpu_blocks_override=None, **settings)
-    return plan_kv(config, needs, available)
+    return plan_kv(config, needs, available, _group_type)
 
 
 def test_bytes_become_whole_blocks(tmp_path: Path) -> None:
@@ -51,4 +57,4 @@ def test_windows_need_less_than_the_whole_sequence(tmp_path: Path) -> None:
 def test_count_that_is_forced_is_checked_too(tmp_path: Path) -> None:
     config, _ = fake_config(tmp_path, num_gpu_blocks_override=5)
     with pytest.raises(ConfigError, match="num_gpu_blocks_override is 5; set it to 65"):
-        plan_kv(config, FULL, 0)
+        plan_kv(config, FULL, 0, _group_type)

@@ -193,6 +193,14 @@ def test_death_fails_every_open_request(client: Client) -> None:
     assert client.outputs.engine_ids(["a", "b"]) == []
 
 
+def test_prompt_positions_before_the_asked_start_are_none(client: Client) -> None:
+    request = client.add(prompt_logprobs=0, prompt_logprob_start=50)
+    client.send(request, "a")
+    output = client.got[0]
+    assert isinstance(output, RequestOutput)
+    assert output.prompt_logprobs == [None] * len(output.prompt_token_ids)
+
+
 def test_prompt_logprobs_come_whole_with_the_first_output(client: Client) -> None:
     request = client.add(prompt_logprobs=1)
     client.send(request, "", prompt_logprobs=[TokenLogprobs([105, 65], [-0.1, -3.0], [1, 7])])

@@ -29,6 +29,17 @@ def executor(config):
     executor.shutdown()
 
 
+def test_platform_brings_its_own_worker(tmp_path):
+    config = tiny_config(Checkpoint.make(tmp_path), tiny_catalog(), platform="own_worker")
+    executor = UniExecutor(ComponentContext(plugin="builtin", config=config))
+    try:
+        executor.start()
+        assert executor.collective_rpc("name") == ["own worker"]
+        assert executor.collective_rpc("ping") == [0]
+    finally:
+        executor.shutdown()
+
+
 def prepare(executor):
     scheduler = HandScheduler()
     executor.initialize_kv(one_group(executor.kv_needs()), scheduler.num_blocks)

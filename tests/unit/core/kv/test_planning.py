@@ -1,4 +1,4 @@
-"""Groups with equal bytes a block, and how many blocks fit."""
+"""Groups with equal bytes a block."""
 
 import pytest
 from hypothesis import given, settings
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pegboard.api.errors import ConfigError
 from pegboard.api.kv import KVLayerNeed
-from pegboard.kv.planning import block_bytes, num_blocks, plan_groups
+from pegboard.kv.planning import block_bytes, plan_groups
 
 
 def need(layer: int, window: int | None = None, bytes_per_token: int = 100) -> KVLayerNeed:
@@ -63,12 +63,6 @@ def test_sizes_that_cannot_be_made_equal_are_refused() -> None:
 def test_model_without_cache_is_refused() -> None:
     with pytest.raises(ConfigError, match="no layer with a KV cache"):
         plan_groups([], 16)
-
-
-def test_too_little_memory_says_how_much_is_needed() -> None:
-    assert num_blocks(1000, 100) == 10
-    with pytest.raises(ConfigError, match="--kv-cache-memory-bytes 200"):
-        num_blocks(199, 100)
 
 
 @settings(deadline=None)

@@ -557,19 +557,6 @@ def test_first_output_tells_the_events_and_later_ones_do_not() -> None:
     assert last.events == []
 
 
-def test_client_is_known_until_the_next_schedule() -> None:
-    engine = make_engine()
-    engine.scheduler.add(make_request("a", 5, max_tokens=1, client_index=3))
-    engine.schedule()
-    assert engine.scheduler.client_index("a") == 3
-    engine.end_step()
-
-    assert engine.scheduler.client_index("a") == 3
-    engine.schedule()
-    with pytest.raises(KeyError):
-        engine.scheduler.client_index("a")
-
-
 def test_logprobs_go_with_their_tokens() -> None:
     engine = make_engine()
     engine.scheduler.add(make_request("a", 5, logprobs=0))

@@ -65,6 +65,18 @@ def test_counters_add_up_and_gauges_follow_the_newest_state():
     assert found["vllm:iteration_tokens_total_count", None] == 2
 
 
+def test_scrape_between_two_steps_hides_neither():
+    stat_logger = make_logger()
+    metrics = HttpMetrics([stat_logger], lambda: 0)
+    for number in (1, 2):
+        newest = SchedulerStats(num_steps=number, step_tokens=10)
+        metrics.render(newest)
+        stat_logger.record(newest, IterationStats())
+
+    assert b'vllm:iteration_tokens_total_count{engine="0",model_name=' in metrics.render(newest)
+    assert sum(stat_logger._step_tokens.counts) == 2
+
+
 def test_two_engines_can_register_together():
     metrics = HttpMetrics([make_logger(), make_logger()], lambda: 0)
 

@@ -63,20 +63,18 @@ def test_every_sampling_parameter_can_be_asked_for_or_is_the_servers_own():
         "max_tokens",
         "logit_bias",
         "repetition_detection",
-        "output_kind",
         "extra_args",
     }
     not_over_http = {
         "bad_words_token_ids",
         "detokenize",
+        "output_kind",
         "flat_logprobs",
-        "prompt_logprob_start",
-        "prompt_logprob_token_ids",
-        "skip_reading_prefix_cache",
     }
     reachable = set(sampling._SAMPLING_FIELDS) | settled_here
 
     assert set(SamplingParams.__struct_fields__) - not_over_http == reachable
+    assert not_over_http <= set(sampling._REFUSED)
     for body in (ChatBody, CompletionBody):
         assert set(sampling._SAMPLING_FIELDS) <= set(body.model_fields)
 

@@ -34,8 +34,11 @@ _SILENT = frozenset(
 #: Fields that would change the output and cannot be served: field to what is missing.
 _REFUSED = {
     "audio": "this server makes no audio",
+    "bad_words_token_ids": "requests give bad_words",
     "best_of": "it was removed from the protocol; ask for n completions",
+    "detokenize": "answers are text; ask for return_token_ids to get the ids too",
     "ec_transfer_params": "no connector is configured",
+    "flat_logprobs": "answers have the protocol's form; it is for the offline API",
     "function_call": "tool parsers are not installed",
     "functions": "tool parsers are not installed",
     "guided_choice": "structured output backends are not installed",
@@ -47,6 +50,7 @@ _REFUSED = {
     "kv_transfer_params": "no connector is configured",
     "media_io_kwargs": "requests may not set it",
     "mm_processor_kwargs": "requests may not set it",
+    "output_kind": "stream decides it",
     "prompt_embeds": "prompt embeddings are not served",
     "routed_experts_prompt_start": "routed experts are not reported",
     "structured_outputs": "structured output backends are not installed",
@@ -60,6 +64,8 @@ _REFUSED_UNLESS: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "thinking_token_budget": (-1,),
     "best_of": (1,),
+    "detokenize": (True,),
+    "flat_logprobs": (False,),
 }
 
 
@@ -106,11 +112,14 @@ class GenerationBody(BaseModel):
     max_tokens: Int | None = None
     min_tokens: Int | None = None
     prompt_logprobs: Int | None = None
+    prompt_logprob_token_ids: list[TokenId] | None = None
+    prompt_logprob_start: Int | None = None
     logprob_token_ids: list[TokenId] | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     repetition_detection: RepetitionDetectionBody | None = None
+    skip_reading_prefix_cache: bool | None = None
     vllm_xargs: dict[str, Any] | None = None
     length_penalty: float | None = None
     stream: bool | None = None
@@ -155,10 +164,7 @@ class GenerationBody(BaseModel):
         """
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options needs stream=true", param="stream_options")
-        if self.prompt_logprobs is not None and self.stream:
-            raise InvalidRequest(
-                "prompt_logprobs cannot be streamed; leave out stream", param="prompt_logprobs"
-            )
+        self._check_prompt_logprobs()
         if self.n is not None and self.n > max_n:
             raise InvalidRequest(
                 f"n is {self.n}; the server allows at most {max_n} (--max-n)", param="n"
@@ -179,6 +185,21 @@ class GenerationBody(BaseModel):
                 f"response_format {kind!r} cannot be served: structured output backends are not "
                 "installed",
                 param="response_format",
+            )
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether the answer reports on the prompt's positions."""
+        return self.prompt_logprobs is not None or self.prompt_logprob_token_ids is not None
+
+    def _check_prompt_logprobs(self) -> None:
+        for name in ("prompt_logprobs", "prompt_logprob_token_ids"):
+            if getattr(self, name) is not None and self.stream:
+                raise InvalidRequest(f"{name} cannot be streamed; leave out stream", param=name)
+        if self.prompt_logprob_start is not None and not self.wants_prompt_logprobs:
+            raise InvalidRequest(
+                "prompt_logprob_start needs prompt_logprobs or prompt_logprob_token_ids",
+                param="prompt_logprob_start",
             )
 
     def sampling_params(
@@ -237,11 +258,14 @@ _SAMPLING_FIELDS = (
     "ignore_eos",
     "min_tokens",
     "prompt_logprobs",
+    "prompt_logprob_token_ids",
+    "prompt_logprob_start",
     "logprob_token_ids",
     "skip_special_tokens",
     "spaces_between_special_tokens",
     "include_stop_str_in_output",
     "stream_interval",
+    "skip_reading_prefix_cache",
 )
 
 
