@@ -12,9 +12,7 @@ pytest.importorskip("triton")
 SCRIPT = Path(__file__).with_name("run_in_interpreter.py")
 
 
-@pytest.mark.parametrize(
-    "dtype", ["float16", pytest.param("float32", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("float32", marks=pytest.mark.slow)])
 def test_kernels_conform_in_the_interpreter(dtype):
     done = subprocess.run(
         [sys.executable, str(SCRIPT), dtype],
