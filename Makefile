@@ -22,7 +22,7 @@ PIP_PROGRESS := sed -unE \
 	-e 's/^Installing collected packages:.*/      unpacking/p'
 # A mirror without one of the packages is no fault as long as another index has it.
 PIP_WARNINGS := 2> >(grep --line-buffered -v '^WARNING: Location .* is ignored' >&2)
-PYTEST := $(BIN)/python -m pytest -q -rs
+PYTEST := $(BIN)/python -m pytest -q -rs --durations=10 --durations-min=10
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20

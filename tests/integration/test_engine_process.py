@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 import zmq
@@ -212,6 +213,48 @@ async def test_junk_on_the_socket_is_ignored(tmp_path: Path) -> None:
                 client._to_core.send_multipart(frames)
         assert (await _all(llm, "after")).outputs[0].text == _text("after", 12)
         assert llm.health().ready
+
+
+async def test_request_that_does_not_decode_fails_alone(tmp_path: Path) -> None:
+    async with _engine(tmp_path) as llm:
+        add = llm._frontend.client.add
+
+        def spoil(request: Any) -> None:
+            msgspec.structs.force_setattr(request.sampling, "stop", 5)
+            add(request)
+
+        llm._frontend.client.add = spoil  # type: ignore[method-assign]
+        async with asyncio.timeout(20):
+            with pytest.raises(StepError, match="does not decode"):
+                await _all(llm, "spoilt")
+        llm._frontend.client.add = add  # type: ignore[method-assign]
+        assert (await _all(llm, "whole")).outputs[0].text == _text("whole", 12)
+        assert llm.num_open == 0
+
+
+async def test_request_that_cannot_be_sent_is_refused_and_forgotten(tmp_path: Path) -> None:
+    async with _engine(tmp_path) as llm:
+        add = llm._frontend.client.add
+
+        def spoil(request: Any) -> None:
+            msgspec.structs.force_setattr(request.sampling, "stop", [2**70])
+            add(request)
+
+        llm._frontend.client.add = spoil  # type: ignore[method-assign]
+        with pytest.raises(InvalidRequest, match="cannot be sent"):
+            await _all(llm, "spoilt")
+        assert llm.num_open == 0
+
+
+def test_prompts_of_no_known_form_are_refused(tmp_path: Path) -> None:
+    with LLM(options=fake_options(tmp_path)) as llm:
+        for prompts in (None, 1, object(), b"x"):
+            with pytest.raises(InvalidRequest, match="prompts is"):
+                llm.generate(prompts)  # type: ignore[arg-type]
+        for messages in (None, 1, "x", b"x"):
+            with pytest.raises(InvalidRequest, match="messages is"):
+                llm.chat(messages)  # type: ignore[arg-type]
+        assert not llm.engine.has_unfinished
 
 
 async def test_lost_request_fails_alone(tmp_path: Path) -> None:

@@ -330,6 +330,50 @@ def test_second_stop_does_not_wait():
         assert not served.thread.is_alive()
 
 
+def test_second_stop_still_tells_clients_how_their_requests_ended(caplog):
+    with (
+        serve({"shutdown_timeout": 60.0}, setup=hold) as served,
+        raw_request(served, {"prompt": "abcdef"}) as raw,
+    ):
+        until(lambda: served.client.started)
+        served.stop()
+        served.stop()
+        answer = b""
+        while piece := raw.recv(65536):
+            answer += piece
+        served.thread.join(10)
+
+    assert b"application/json" in answer
+    assert b"Internal Server Error" not in answer
+    assert b'"finish_reason":"abort"' in answer or b" 503 " in answer
+    assert "Traceback" not in caplog.text
+
+
+def test_request_that_outlives_every_grace_is_told_that_the_server_stops(caplog):
+    async def ignored(request_ids):
+        del request_ids
+
+    def deaf(client):
+        hold(client)
+        client.abort = ignored
+
+    with (
+        serve({"shutdown_timeout": 60.0}, setup=deaf) as served,
+        raw_request(served, {"prompt": "abcdef"}) as raw,
+    ):
+        until(lambda: served.client.started)
+        served.stop()
+        served.stop()
+        answer = b""
+        while piece := raw.recv(65536):
+            answer += piece
+        served.thread.join(10)
+
+    assert b" 503 " in answer
+    assert b"the server is stopping" in answer
+    assert "Traceback" not in caplog.text
+
+
 SCRIPT = """
 import asyncio, sys
 from tests.support.fake_engine import FakeEngineClient

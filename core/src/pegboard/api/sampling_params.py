@@ -1,11 +1,10 @@
 """How one request is sampled. Part of every front end's contract and of the engine's messages."""
 
-import math
-import sys
 from typing import Any, Literal, Self
 
 import msgspec
 
+from pegboard.api._sampling_types import check_types
 from pegboard.api.errors import InvalidRequest
 
 __all__ = ["MAX_N", "OutputKind", "RepetitionDetection", "SamplingParams"]
@@ -34,7 +33,11 @@ class RepetitionDetection(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     min_count: int = 2
 
     def __post_init__(self) -> None:
-        """Check the bounds."""
+        """Check the types and the bounds."""
+        if any(type(getattr(self, name)) is not int for name in self.__struct_fields__):
+            raise InvalidRequest(
+                "repetition_detection takes whole numbers only", param="repetition_detection"
+            )
         if not 1 <= self.min_pattern_size <= self.max_pattern_size:
             raise InvalidRequest(
                 "repetition_detection needs 1 <= min_pattern_size <= max_pattern_size; got "
@@ -58,7 +61,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     Attributes:
         n: completions of the prompt; must be 1 if greedy.
         presence_penalty, frequency_penalty: over output tokens, [-2, 2].
-        repetition_penalty: over prompt and output tokens, > 0; 1 is off.
+        repetition_penalty: over prompt and output tokens, [1e-6, 1e6], so that logits stay
+            finite in float32; 1 is off.
         temperature: [0, 2].
         top_p: (0, 1].
         top_k: 0 or -1 is off.
@@ -124,7 +128,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     extra_args: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        """Normalise what has several spellings, then check every range."""
+        """Normalise what has several spellings, then check every type and range."""
         _normalise(self)
         _check_ranges(self)
         _check_lists(self)
@@ -160,6 +164,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "stop_token_ids": self.stop_token_ids,
             "logit_bias": list(self.logit_bias or ()),
             "allowed_token_ids": self.allowed_token_ids or [],
+            "bad_words_token_ids": [t for word in self.bad_words_token_ids for t in word],
             "logprob_token_ids": self.logprob_token_ids or [],
             "prompt_logprob_token_ids": self.prompt_logprob_token_ids or [],
         }
@@ -187,6 +192,16 @@ def _normalise(p: SamplingParams) -> None:
         value = getattr(p, name)
         if isinstance(value, bool):
             _set(p, name, 1 if value else None)
+    for name in _LISTS:
+        value: Any = getattr(p, name)
+        if type(value) is tuple:
+            _set(p, name, [*getattr(p, name)])
+    check_types(p)
+    detection: Any = p.repetition_detection
+    if detection is not None and not isinstance(detection, RepetitionDetection):
+        raise InvalidRequest(
+            "repetition_detection must be a RepetitionDetection", param="repetition_detection"
+        )
     _set(p, "stop_token_ids", list(dict.fromkeys(p.stop_token_ids)))
     if p.logit_bias:
         _set(p, "logit_bias", {t: max(-100.0, min(100.0, b)) for t, b in p.logit_bias.items()})
@@ -208,7 +223,7 @@ _RANGES: dict[str, tuple[float, float, bool, bool]] = {
     "n": (1, MAX_N, False, True),
     "presence_penalty": (-2, 2, False, False),
     "frequency_penalty": (-2, 2, False, False),
-    "repetition_penalty": (0, math.inf, True, False),
+    "repetition_penalty": (1e-6, 1e6, False, False),
     "temperature": (0, 2, False, False),
     "top_p": (0, 1, True, False),
     "top_k": (0, 2**31 - 1, False, True),
@@ -221,6 +236,15 @@ _RANGES: dict[str, tuple[float, float, bool, bool]] = {
     "prompt_logprob_start": (0, 2**31 - 1, False, True),
     "stream_interval": (1, 2**31 - 1, False, True),
 }
+_LISTS = (
+    "stop",
+    "stop_token_ids",
+    "bad_words",
+    "bad_words_token_ids",
+    "allowed_token_ids",
+    "logprob_token_ids",
+    "prompt_logprob_token_ids",
+)
 _OPTIONAL = {
     "seed",
     "max_tokens",
@@ -235,7 +259,7 @@ def _in_range(value: Any, least: float, most: float, excluded: bool, whole: bool
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
         return False
     # Comparisons alone: converting a huge int to float would overflow. A NaN fails the last one.
-    if value > min(most, sys.float_info.max):
+    if value > most:
         return False
     return value > least if excluded else value >= least
 
@@ -252,11 +276,10 @@ def _check_one(p: SamplingParams, name: str) -> None:
     if value is None and name in _OPTIONAL:
         return
     if not _in_range(value, least, most, excluded, whole):
-        top = "finite" if math.isinf(most) else f"at most {most:g}"
         kind = "a whole number" if whole else "a number"
         raise InvalidRequest(
             f"{name} is {_shown(value)}; it must be {kind}, {'above' if excluded else 'at least'} "
-            f"{least:g} and {top}",
+            f"{least:g} and at most {most:g}",
             param=name,
         )
 
@@ -284,8 +307,9 @@ def _check_lists(p: SamplingParams) -> None:
         raise InvalidRequest(
             "stop strings need detokenize=true; use stop_token_ids instead", param="stop"
         )
-    if any(not w for w in p.bad_words) or any(not w for w in p.bad_words_token_ids):
-        raise InvalidRequest("bad_words has an empty string", param="bad_words")
+    for name in ("bad_words", "bad_words_token_ids"):
+        if not all(getattr(p, name)):
+            raise InvalidRequest(f"{name} has an empty entry", param=name)
     if len(p.bad_words) > _MAX_BAD_WORDS:
         raise InvalidRequest(
             f"bad_words has {len(p.bad_words)} entries; at most {_MAX_BAD_WORDS} are allowed",

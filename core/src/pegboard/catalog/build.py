@@ -269,7 +269,7 @@ def _plugin_config(plugin: LoadedPlugin, process: str) -> Any:  # noqa: ANN401 -
     module, _, attribute = target.partition(":")
     try:
         struct = getattr(importlib.import_module(module), attribute)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PluginLoadError(
             f"plugin {name!r} ({plugin.found.owner}) in process {process}: its config {target} "
             f"does not import: {one_line(f'{type(error).__name__}: {error}')}",

@@ -105,7 +105,8 @@ class Guard:
         Errors that Pegboard raises on purpose (`PegboardError`) pass through and are no fault.
 
         Raises:
-            PluginError: the call raised something else, or the breaker has tripped.
+            PluginError: the call raised something else (or tried to end the process), or the
+                breaker has tripped.
         """
         key = (plugin, hook)
         breaker = self._breakers.get(key)
@@ -121,7 +122,7 @@ class Guard:
         except PegboardError:
             self._account(key, time.perf_counter() - started)
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._account(key, time.perf_counter() - started)
             cause = f"{type(error).__name__}: {error}"
             self._fault(key, cause, scope, request_id)

@@ -139,7 +139,7 @@ class HookManager:
         assert expected is not None
         try:
             results = self._manager.subset_hook_caller(kind, remove_plugins=others)()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._error(
                 plugin, f"hook {kind} raised {type(error).__name__}: {error}"
             ) from error

@@ -134,12 +134,13 @@ class CommandParser(argparse.ArgumentParser):
         return result
 
     def _unknown(self, word: str) -> str:
-        known = [flag for action in self._actions for flag in action.option_strings]
+        flags = (flag for action in self._actions for flag in action.option_strings)
+        known = {flag.lstrip("-"): flag for flag in flags}
         if not word.startswith("-"):
             return f"unexpected argument {word!r} (see {self.prog} --help)"
         flag = word.partition("=")[0]
-        match = difflib.get_close_matches(flag, known, n=1, cutoff=0.5)
-        mend = f"; did you mean {match[0]}?" if match else ""
+        match = difflib.get_close_matches(flag.lstrip("-"), known, n=1)
+        mend = f"; did you mean {known[match[0]]}?" if match else ""
         return f"unknown flag {flag}{mend} (see {self.prog} --help)"
 
 

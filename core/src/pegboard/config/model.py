@@ -99,7 +99,7 @@ class LoadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Meta(description="Model loader; auto takes the checkpoint's own, dummy random weights."),
     ] = "auto"
     download_dir: Annotated[
-        str | None, Meta(description="Where hub downloads go. Default: the cache folder.")
+        str | None, Meta(description="Where hub downloads go. Default: the hub's own cache.")
     ] = None
     cache_dir: Annotated[
         str | None,

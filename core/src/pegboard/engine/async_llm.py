@@ -271,7 +271,7 @@ class AsyncLLM:
         try:
             for child in prepared.children:
                 client.add(child)
-        except EngineDead:
+        except BaseException:
             self._frontend.outputs.forget(prepared)
             raise
 

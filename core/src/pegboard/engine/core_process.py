@@ -21,7 +21,7 @@ import msgspec
 import zmq
 
 from pegboard.api.errors import PegboardError
-from pegboard.api.messages import EngineCoreOutputs
+from pegboard.api.messages import EngineCoreOutput, EngineCoreOutputs
 from pegboard.config.engine import EngineConfig
 from pegboard.engine.wire import (
     CoreFailure,
@@ -226,6 +226,11 @@ class _Process:
         except WireError as error:
             self._malformed += 1
             logger.warning("ignored message %d that is none: %s", self._malformed, error)
+            if error.request_id is not None:  # its client waits for an end
+                failed = EngineCoreOutput(
+                    request_id=error.request_id, finish_reason="error", error=str(error)
+                )
+                answer.send_multipart(encode(CoreKind.OUTPUTS, EngineCoreOutputs(outputs=[failed])))
             return True
         if wish is Wish.PING:
             pong = Pong(sent=body.sent, turns=core.turns, busy=core.busy)

@@ -88,18 +88,18 @@ def start_core(
             async_scheduling=config.scheduler.async_scheduling,
             timeline=open_timeline(config.observability.timeline_path, "engine_core"),
         )
+        ready = CoreReady(
+            num_blocks=plan.num_blocks,
+            block_size=config.cache.block_size,
+            kv_bytes=plan.kv_bytes,
+            max_tokens=plan.max_tokens,
+            phases=phases.seconds,
+            ledger=_ledger(plan, executor),
+            report=catalog.report(),
+        )
     except BaseException:
         executor.shutdown()
         raise
-    ready = CoreReady(
-        num_blocks=plan.num_blocks,
-        block_size=config.cache.block_size,
-        kv_bytes=plan.kv_bytes,
-        max_tokens=plan.max_tokens,
-        phases=phases.seconds,
-        ledger=_ledger(plan, executor),
-        report=catalog.report(),
-    )
     return StartedCore(core, executor, ready)
 
 

@@ -86,6 +86,7 @@ class InputProcessor:
         """
         self._check_params(params, lora)
         self._check_salt(prompt.cache_salt)
+        _check_priority(priority)
         token_ids = self.prompt_token_ids(prompt)
         sampling = self._sampling(params, len(token_ids))
         arrival = time.time() if arrival_time is None else arrival_time
@@ -200,6 +201,12 @@ class InputProcessor:
                 f"cache_salt must be a text of 1 to {_MAX_SALT_CHARS} characters",
                 param="cache_salt",
             )
+        try:
+            salt.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(
+                f"cache_salt is not valid Unicode: {error.reason}", param="cache_salt"
+            ) from error
 
     def _sampling(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
         room = self._model.max_model_len - num_prompt_tokens
@@ -236,6 +243,14 @@ class InputProcessor:
                 param="bad_words",
             )
         return [list(ids) for ids in found]
+
+
+def _check_priority(priority: object) -> None:
+    if type(priority) is not int or not -_SEED_SPAN <= priority < _SEED_SPAN:
+        raise InvalidRequest(
+            f"priority is {ascii(priority)[:40]}; it must be a whole number of 64 bits",
+            param="priority",
+        )
 
 
 def _fan_out(sampling: SamplingParams, n: int) -> list[SamplingParams]:

@@ -3,7 +3,7 @@
 import itertools
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import msgspec
@@ -118,6 +118,11 @@ class LLM:
             RequestError: the messages cannot be rendered, or not be served.
             EngineError: a request was lost.
         """
+        if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+            raise InvalidRequest(
+                f"messages is {type(messages).__name__}; give a conversation, or a list of those",
+                param="messages",
+            )
         one = bool(messages) and isinstance(messages[0], Mapping)
         conversations: list[Any] = [messages] if one else list(messages)
         chat_options = ChatOptions(
@@ -277,6 +282,11 @@ def _from_mapping(given: Mapping[str, Any]) -> Prompt:
 def _as_list(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
     if isinstance(prompts, str | Mapping | TextPrompt | TokensPrompt):
         return [prompts]
+    if isinstance(prompts, bytes | bytearray) or not isinstance(prompts, Iterable):
+        raise InvalidRequest(
+            f"prompts is {type(prompts).__name__}; give text, token ids, or a list of prompts",
+            param="prompt",
+        )
     listed = list(prompts)
     if listed and all(isinstance(p, int) for p in listed):
         return [listed]  # pyright: ignore[reportReturnType] -- one prompt of token ids

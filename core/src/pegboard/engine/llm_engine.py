@@ -81,7 +81,7 @@ class LLMEngine:
         try:
             for child in prepared.children:
                 self._client.add(child)
-        except EngineDead:
+        except BaseException:
             self.frontend.outputs.forget(prepared)
             raise
 

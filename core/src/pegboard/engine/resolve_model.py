@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-from pegboard.api.errors import ConfigError, ModelError, SelectionError
+from pegboard.api.errors import ConfigError, InvalidRequest, ModelError, SelectionError
 from pegboard.api.models import ConfigReader, ConfigReaderQuery, ModelDescription
+from pegboard.api.sampling_params import SamplingParams
 from pegboard.catalog.catalog import Catalog
 from pegboard.catalog.selection import Entry
 from pegboard.config.model import ModelOptions
@@ -111,7 +112,8 @@ def default_sampling(description: ModelDescription, options: ModelOptions) -> di
     """Return the sampling values of requests that bring none, under `SamplingParams`' names.
 
     Raises:
-        ConfigError: the named file cannot be read, or is no JSON object.
+        ConfigError: the named file cannot be read, is no JSON object, or holds a value that
+            every request would be refused for.
     """
     if options.generation_config == "auto":
         source: Mapping[str, Any] = description.generation
@@ -120,9 +122,17 @@ def default_sampling(description: ModelDescription, options: ModelOptions) -> di
     else:
         source = _generation_file(options.generation_config)
     values = {**source, **options.override_generation_config}
-    return {
+    defaults = {
         name: values[key] for key, name in _GENERATION_KEYS.items() if values.get(key) is not None
     }
+    try:
+        SamplingParams(**defaults)
+    except InvalidRequest as error:
+        raise ConfigError(
+            f"the default sampling values do not fit: {error} (--override-generation-config; "
+            "--generation-config none leaves the checkpoint's out)"
+        ) from error
+    return defaults
 
 
 def _generation_file(option: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from pegboard.api.errors import EngineError, RequestError
+from pegboard.api.errors import EngineError, InvalidRequest, RequestError
 from pegboard.api.messages import EngineCoreOutputs, EngineCoreRequest, UtilityCall
 
 __all__ = [
@@ -28,7 +28,16 @@ __all__ = [
 
 
 class WireError(EngineError):
-    """A message that is no message; the sender is at fault, nobody dies of it."""
+    """A message that is no message; the sender is at fault, nobody dies of it.
+
+    Attributes:
+        request_id: of the request that it was to be, where that much can be read.
+    """
+
+    def __init__(self, message: str, request_id: str | None = None) -> None:
+        """Say what is wrong with which message."""
+        super().__init__(message)
+        self.request_id = request_id
 
 
 class Wish(enum.Enum):
@@ -133,8 +142,15 @@ _FROM_CORE_DECODERS = {k: msgspec.msgpack.Decoder(t) for k, t in _FROM_CORE.item
 
 
 def encode(kind: Wish | CoreKind, body: object) -> list[bytes]:
-    """Return the two frames of a message."""
-    return [kind.value, _ENCODER.encode(body)]
+    """Return the two frames of a message.
+
+    Raises:
+        InvalidRequest: the body holds what cannot be sent: no message can be made of it.
+    """
+    try:
+        return [kind.value, _ENCODER.encode(body)]
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidRequest(f"{type(body).__name__} cannot be sent: {error}") from error
 
 
 def _decode(
@@ -146,7 +162,23 @@ def _decode(
     try:
         return frames[0], decoders[frames[0]].decode(frames[1])
     except (msgspec.DecodeError, RequestError, ValueError) as error:
-        raise WireError(f"message of kind {frames[0]!r} does not decode: {error}") from error
+        raise WireError(
+            f"message of kind {frames[0]!r} does not decode: {error}", _named_in(frames)
+        ) from error
+
+
+class _Named(msgspec.Struct):
+    request_id: str
+
+
+def _named_in(frames: list[bytes]) -> str | None:
+    """Return the id of a request whose other fields are wrong, so that it can be failed."""
+    if frames[0] != Wish.ADD.value:
+        return None
+    try:
+        return msgspec.msgpack.decode(frames[1], type=_Named).request_id
+    except (msgspec.DecodeError, ValueError):
+        return None
 
 
 def decode_to_core(frames: list[bytes]) -> tuple[Wish, Any]:

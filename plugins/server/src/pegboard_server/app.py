@@ -1,5 +1,6 @@
 """The ASGI application: finds the route, checks the key, runs the handler, answers failures."""
 
+import asyncio
 import logging
 import re
 import time
@@ -112,6 +113,10 @@ class Application:
         except HttpError as error:
             label = getattr(error, "route", label)
             await self._answer_failure(request, error)
+        except asyncio.CancelledError:  # only the end of the server cancels a connection's task
+            if not request.status:
+                stopping = HttpError(503, "the server is stopping", close=True)
+                await self._answer_failure(request, stopping)
         except Exception as error:
             await self._answer_failure(request, error)
         finally:

@@ -35,7 +35,7 @@ from pegboard_server.schemas.responses import (
     Delta,
     Message,
 )
-from pegboard_server.sse import EventStream, encode_event
+from pegboard_server.sse import EventStream, encode_event, send_events
 from pegboard_server.state import ServerState
 
 __all__ = ["chat_completions", "chat_options", "priority_of", "trace_headers"]
@@ -245,14 +245,12 @@ class _ChatJob:
     async def stream(self, request: HttpRequest) -> None:
         """Send the answer as events; a failure after the first one becomes an event too."""
         config = self.state.config
-        async with EventStream(request, config.sse_keep_alive_interval) as stream:
-            try:
-                async with asyncio.timeout(config.request_timeout_s or None):
-                    await self._stream_events(stream)
-            except Exception as error:
-                if not stream.started:
-                    raise
-                await stream.fail(error)
+        await send_events(
+            request,
+            self._stream_events,
+            keep_alive_interval_s=config.sse_keep_alive_interval,
+            timeout_s=config.request_timeout_s,
+        )
 
     async def _stream_events(self, stream: EventStream) -> None:
         options = self.body.stream_options

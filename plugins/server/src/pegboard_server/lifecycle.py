@@ -148,12 +148,13 @@ class HttpServer:
             logger.warning("shutdown timeout: aborting requests count=%d", len(left))
             with contextlib.suppress(EngineError):  # dead or dying: nothing is left to abort
                 await self._state.client.abort(left)
-            await self._wait_until_idle(_ABORT_GRACE_S)
+            # Also after a second signal: their clients are told how they ended.
+            await self._wait_until_idle(_ABORT_GRACE_S, even_if_forced=True)
 
-    async def _wait_until_idle(self, timeout_s: float) -> None:
+    async def _wait_until_idle(self, timeout_s: float, *, even_if_forced: bool = False) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        while self._connections.tasks and not self._force.is_set():
+        while self._connections.tasks and (even_if_forced or not self._force.is_set()):
             left_s = deadline - loop.time()
             if left_s <= 0:
                 return

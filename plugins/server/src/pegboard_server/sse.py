@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Self
 
@@ -10,7 +11,7 @@ import msgspec
 from pegboard_server.errors import answer_for
 from pegboard_server.responder import HttpRequest
 
-__all__ = ["EventStream", "encode_event"]
+__all__ = ["EventStream", "encode_event", "send_events"]
 
 _DONE = b"data: [DONE]\n\n"
 _KEEP_ALIVE = b": keep-alive\n\n"
@@ -88,3 +89,31 @@ class EventStream:
                 await self.send(_KEEP_ALIVE)
                 continue
             await asyncio.sleep(wait_s)
+
+
+async def send_events(
+    request: HttpRequest,
+    produce: Callable[[EventStream], Awaitable[None]],
+    *,
+    keep_alive_interval_s: float,
+    timeout_s: float,
+) -> None:
+    """Answer with the events that `produce` sends; a failure after the first becomes an event.
+
+    Args:
+        request: what is answered.
+        produce: sends the events, all of them.
+        keep_alive_interval_s: seconds of silence before a comment; 0 for none.
+        timeout_s: most seconds it may take; 0 for no limit.
+
+    Raises:
+        Exception: what `produce` raised before the first event.
+    """
+    async with EventStream(request, keep_alive_interval_s) as stream:
+        try:
+            async with asyncio.timeout(timeout_s or None):
+                await produce(stream)
+        except Exception as error:
+            if not stream.started:
+                raise
+            await stream.fail(error)

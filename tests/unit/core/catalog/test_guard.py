@@ -66,6 +66,28 @@ def test_plugin_scoped_faults_switch_the_hook_off():
     assert guard.tripped("p", "parse")
 
 
+def test_plugin_cannot_end_the_process():
+    faults = []
+    guard = Guard(on_fault=faults.append)
+    with (
+        pytest.raises(PluginError, match="SystemExit: 3"),
+        guard.calling("p", "parse", scope="plugin"),
+    ):
+        raise SystemExit(3)
+    assert [fault.plugin for fault in faults] == ["p"]
+
+
+def test_observer_that_exits_is_confined(fake_plugins):
+    fake_plugins.install("leaver", "@hookimpl\ndef on_engine_start():\n    raise SystemExit(3)\n")
+    observing(fake_plugins, "leaver").observe("on_engine_start", step())
+
+
+def test_plugin_that_exits_when_asked_what_it_offers_is_named(fake_plugins):
+    fake_plugins.install("leaver", "@hookimpl\ndef op_definitions():\n    raise SystemExit(3)\n")
+    with pytest.raises(PluginError, match=r"leaver.*op_definitions.*SystemExit"):
+        observing(fake_plugins, "leaver")
+
+
 def test_request_scoped_faults_never_switch_anything_off():
     guard = Guard(threshold=2)
     for _ in range(5):

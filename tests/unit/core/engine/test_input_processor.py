@@ -42,6 +42,8 @@ BAD: list[tuple[str, Any, SamplingParams, type[Exception], str, str]] = [
      "min_tokens"),
     ("stop id", TextPrompt(prompt="x"), P(stop_token_ids=[VOCAB_SIZE]), InvalidRequest,
      "stop_token_ids has 258", "stop_token_ids"),
+    ("bad word id", TextPrompt(prompt="x"), P(bad_words_token_ids=[[3], [4, -1]]), InvalidRequest,
+     "bad_words_token_ids has -1", "bad_words_token_ids"),
     ("bias id", TextPrompt(prompt="x"), P(logit_bias={999: 1.0}), InvalidRequest, "999",
      "logit_bias"),
     ("logprobs", TextPrompt(prompt="x"), P(logprobs=21), InvalidRequest, "at most 20",
@@ -54,6 +56,8 @@ BAD: list[tuple[str, Any, SamplingParams, type[Exception], str, str]] = [
      "extra_args"),
     ("salt", TextPrompt(prompt="x", cache_salt=""), P(), InvalidRequest, "cache_salt",
      "cache_salt"),
+    ("salt of surrogates", TextPrompt(prompt="x", cache_salt="\ud800"), P(), InvalidRequest,
+     "Unicode", "cache_salt"),
 ]  # fmt: skip
 
 

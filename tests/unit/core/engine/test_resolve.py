@@ -67,6 +67,16 @@ REFUSED: dict[str, tuple[dict[str, Any], type[PegboardError], str]] = {
     "budget": ({"max_num_batched_tokens": 4}, ConfigError, "max_num_seqs=8"),
     "no chunks": ({"enable_chunked_prefill": False}, ConfigError, "max_model_len=1024"),
     "template": ({"chat_template": "/nowhere.jinja"}, ConfigError, "chat-template"),
+    "default sampling": (
+        {"override_generation_config": {"temperature": -1}},
+        ConfigError,
+        "temperature is -1",
+    ),
+    "default sampling type": (
+        {"override_generation_config": {"top_k": "x"}},
+        ConfigError,
+        "top_k is 'x'",
+    ),
     "generation": ({"generation_config": "/nowhere"}, ConfigError, "generation-config"),
 }
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from pegboard.api.errors import InvalidRequest
 from pegboard.api.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from pegboard.api.sampling_params import SamplingParams
 from pegboard.engine.wire import (
@@ -48,5 +49,12 @@ def test_values_out_of_range_do_not_decode() -> None:
     ))  # fmt: skip
     bad = [good[0], good[1].replace(b"max_tokens\x4d", b"max_tokens\x00")]
     assert bad != good
-    with pytest.raises(WireError):
+    with pytest.raises(WireError) as raised:
         decode_to_core(bad)
+    assert raised.value.request_id == "r"
+
+
+@pytest.mark.parametrize("value", [2**70, "\ud800", object(), {2**64: 1}])
+def test_what_cannot_be_sent_is_the_callers_error(value: object) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be sent"):
+        encode(Wish.ADD, {"extra": [value]})
