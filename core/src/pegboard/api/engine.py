@@ -36,6 +36,7 @@ __all__ = [
     "ModelConfigView",
     "ModelRunner",
     "ParallelConfigView",
+    "PendingStepOutput",
     "Prompt",
     "SchedulerConfigView",
     "StepHandle",
@@ -193,6 +194,19 @@ class StepHandle(Protocol):
         ...
 
 
+class PendingStepOutput(Protocol):
+    """A step's output that may still be on its way from the device."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Nothing is to be waited for."""
+        ...
+
+    def wait_sync(self) -> StepOutput:
+        """Wait for the device and return the output; called once, from any thread."""
+        ...
+
+
 class ModelRunner(Protocol):
     """Builds inputs and runs the model on one device. Called from one thread, in step order."""
 
@@ -232,6 +246,15 @@ class ModelRunner(Protocol):
             handle: of the oldest step that was executed and not sampled.
             grammar_masks: [len(structured_rows), ceil(vocab / 32)] int32 little-endian bit
                 masks, in the order of the step's `structured_rows`.
+        """
+        ...
+
+    def start_sampling(
+        self, handle: StepHandle, grammar_masks: bytes | None = None
+    ) -> PendingStepOutput:
+        """Queue what `sample` does and return at once; the next step may then be executed.
+
+        What it raises itself, and what waiting raises, are as of `sample`.
         """
         ...
 

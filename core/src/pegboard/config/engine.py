@@ -7,6 +7,7 @@ from pegboard.config.plugins import PluginsConfig, ResolvedPlugin
 from pegboard.config.runtime import (
     AttentionConfig,
     CacheConfig,
+    GraphConfig,
     KernelConfig,
     ObservabilityConfig,
     ParallelConfig,
@@ -30,6 +31,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     scheduler: SchedulerConfig = SchedulerConfig()
     parallel: ParallelConfig = ParallelConfig()
     attention: AttentionConfig = AttentionConfig()
+    graphs: GraphConfig = GraphConfig()
     ops: KernelConfig = KernelConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
     plugins: PluginsConfig = PluginsConfig()
@@ -85,6 +87,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     scheduler: ResolvedSchedulerConfig
     parallel: ParallelConfig
     attention: AttentionConfig
+    graphs: GraphConfig = GraphConfig()
     ops: KernelConfig
     observability: ObservabilityConfig
     plugins: list[ResolvedPlugin]

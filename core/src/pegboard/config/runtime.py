@@ -8,6 +8,7 @@ from msgspec import Meta
 __all__ = [
     "AttentionConfig",
     "CacheConfig",
+    "GraphConfig",
     "KernelConfig",
     "ObservabilityConfig",
     "ParallelConfig",
@@ -108,6 +109,18 @@ class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     attention_backend: Annotated[
         str | None, Meta(description="Attention backend by name. Default: the best that fits.")
     ] = None
+
+
+class GraphConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Captured steps, on platforms that capture; `[graphs]`."""
+
+    graph_mode: Annotated[
+        Literal["none", "full"],
+        Meta(description="Capture decode steps whole, or none; prompts are launched as they come."),
+    ] = "full"
+    enforce_eager: Annotated[
+        bool, Meta(description="Capture nothing, whatever the mode; for debugging.")
+    ] = False
 
 
 class KernelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -66,6 +66,7 @@ def resolve(options: EngineOptions, catalog: Catalog) -> EngineConfig:
         ),
         parallel=options.parallel,
         attention=options.attention,
+        graphs=options.graphs,
         ops=options.ops,
         observability=options.observability,
         plugins=catalog.resolved(),

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
-from pegboard.api.engine import Executor, StepHandle, Worker
+from pegboard.api.engine import Executor, PendingStepOutput, StepHandle, Worker
 from pegboard.api.errors import PegboardError, WorkerError
 from pegboard.api.kv import KVGroup, KVLayerNeed
 from pegboard.api.messages import SchedulerOutput, StepOutput
@@ -40,6 +40,54 @@ class _Step:
         self.running: Future[Any] = Future()
 
 
+class _Reader:
+    """Waits for outputs that are still on the device, on a thread of its own, in step order.
+
+    The step thread can thus queue the next step while the device is busy with this one.
+    """
+
+    def __init__(self) -> None:
+        self._outputs: queue.SimpleQueue[tuple[PendingStepOutput, Future[StepOutput]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._thread: threading.Thread | None = None
+
+    def read(self, queued: "Future[PendingStepOutput]", output: "Future[StepOutput]") -> None:
+        """Pass a step's output on once it can be read; called by the step thread."""
+        error = queued.exception()
+        if error is not None:
+            output.set_exception(error)
+            return
+        pending = queued.result()
+        if pending.is_ready:
+            _settle(pending, output)
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="pegboard-read", daemon=True)
+            self._thread.start()
+        self._outputs.put((pending, output))
+
+    def close(self) -> None:
+        """End the thread once it has read what was queued."""
+        if self._thread is not None:
+            self._outputs.put(None)
+            self._thread.join(_SHUTDOWN_S)
+
+    def _run(self) -> None:
+        while (item := self._outputs.get()) is not None:
+            _settle(*item)
+            del item
+
+
+def _settle(pending: PendingStepOutput, output: "Future[StepOutput]") -> None:
+    try:
+        result = pending.wait_sync()
+    except BaseException as error:
+        output.set_exception(error)
+    else:
+        output.set_result(result)
+
+
 class UniExecutor(Executor):
     """Runs the jobs of one worker in the order they come."""
 
@@ -56,6 +104,7 @@ class UniExecutor(Executor):
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._closed = False
+        self._reader = _Reader()
         self._worker: Worker
 
     def start(self) -> None:
@@ -87,11 +136,13 @@ class UniExecutor(Executor):
         """Queue the sampling of a step."""
         assert isinstance(handle, _Step)
 
-        def job() -> StepOutput:
+        def job() -> PendingStepOutput:
             running = handle.running.result(timeout=0)  # its job ran before this one
-            return self._worker.model_runner.sample(running, grammar_masks)
+            return self._worker.model_runner.start_sampling(running, grammar_masks)
 
-        return self._submit(job)
+        output: Future[StepOutput] = Future()
+        self._submit(job).add_done_callback(lambda queued: self._reader.read(queued, output))
+        return output
 
     def collective_rpc(
         self, method: str, args: Sequence[Any] = (), timeout_s: float | None = None
@@ -152,6 +203,7 @@ class UniExecutor(Executor):
                 future.set_result(result)
             del item, job, future
         self._drain()
+        self._reader.close()
         if hasattr(self, "_worker"):
             self._worker.shutdown()
 

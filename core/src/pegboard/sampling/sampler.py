@@ -133,6 +133,13 @@ class Sampler:
         self._wanted.pop(row, None)
         self._processors.remove_row(row)
 
+    def is_greedy(self, rows_cpu: NDArray[np.int64]) -> bool:
+        """Return whether each row takes its most likely token as the model gives it, unreported."""
+        if (self._columns.host("temperature", rows_cpu) > 0).any():
+            return False
+        rows: list[int] = rows_cpu.tolist()
+        return self._wanted.keys().isdisjoint(rows) and not self._changes(rows)
+
     def sample(
         self,
         logits: Tensor,

@@ -53,11 +53,11 @@ class AttentionBackends:
         )
 
     @property
-    def needs_host_lengths(self) -> bool:
-        """Whether the backend reads exact lengths on the host."""
+    def spec(self) -> AttentionBackendSpec:
+        """The backend's description."""
         spec = self.entry.spec
         assert isinstance(spec, AttentionBackendSpec)
-        return spec.needs_host_lengths
+        return spec
 
     def backend(self, block_size: int) -> AttentionBackend:
         """Return the backend for blocks of `block_size` tokens."""
@@ -102,7 +102,7 @@ class AttentionGroups:
     ) -> None:
         """Allocate the caches and build implementations, builders and block tables."""
         self._groups = tuple(groups)
-        self._host_lengths = backends.needs_host_lengths
+        self._host_lengths = backends.spec.needs_host_lengths
         size = 1 + max(context.layers, default=-1)
         block_sizes = {layer: g.block_size for g in groups for layer in g.layers}
         layouts = {
@@ -141,6 +141,26 @@ class AttentionGroups:
         """Forget a row's blocks in every group."""
         for table in self.tables:
             table.clear(row)
+
+    def flush(self) -> None:
+        """Queue the changes of every block table."""
+        for table in self.tables:
+            table.flush()
+
+    def capture_context(self, inputs: StepInputs) -> ForwardContext:
+        """As `forward_context`, of whole tables and persistent buffers alone: for graph capture."""
+        size = len(self._caches)
+        metadata: list[Any] = [None] * size
+        slots: list[Tensor | None] = [None] * size
+        for group, table, builder in zip(self._groups, self.tables, self._builders, strict=True):
+            block_table = table.gather_whole(inputs.rows)
+            slot_mapping = table.map_slots(block_table, inputs.requests, inputs.positions)
+            common = self._common(inputs, block_table, slot_mapping)
+            built = builder.build_for_capture(common)
+            for layer in group.layers:
+                metadata[layer] = built
+                slots[layer] = slot_mapping
+        return self._context(metadata, slots, inputs.input_ids.shape[0])
 
     def forward_context(self, inputs: StepInputs) -> ForwardContext:
         """Map slots and build the metadata of every group for one step."""

@@ -19,6 +19,11 @@ def _ints(random: Generator, low: int, high: int, *shape: int) -> Tensor:
     return torch.randint(low, high, shape, generator=random).int()
 
 
+def _padded(rows: Tensor) -> Tensor:
+    """Return rows with two lines of padding behind them."""
+    return torch.cat((rows, torch.full((2,), -1)))
+
+
 def append_tokens(random: Generator, dtype: torch.dtype) -> Iterator[OpCase]:
     """Rows in any order, one of them full."""
     del dtype
@@ -33,6 +38,8 @@ def append_tokens(random: Generator, dtype: torch.dtype) -> Iterator[OpCase]:
             torch.randint(0, 1000, (count,), generator=random),
         )
         yield OpCase(what=f"{count} rows", args=args, tolerance=_EXACT)
+        padded = (args[0], args[1], _padded(rows), torch.cat((args[3], args[3][:1], args[3][:1])))
+        yield OpCase(what=f"{count} rows and padding", args=padded, tolerance=_EXACT)
 
 
 def prepare_inputs(random: Generator, dtype: torch.dtype) -> Iterator[OpCase]:
@@ -55,6 +62,17 @@ def prepare_inputs(random: Generator, dtype: torch.dtype) -> Iterator[OpCase]:
             torch.zeros(num_reqs, dtype=torch.int32),
         )
         yield OpCase(what=f"new tokens {scheduled}", args=args, tolerance=_EXACT)
+        if num_tokens == num_reqs:
+            yield OpCase(what=f"{num_reqs} and padding", args=_with_padding(args), tolerance=_EXACT)
+
+
+def _with_padding(args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return a step of decodes with two lines of padding."""
+    token_ids, computed, rows, *_ = args
+    size = len(rows) + 2
+    numbers = [torch.zeros(size, dtype=torch.int64) for _ in range(3)]
+    counts = (torch.ones(size, dtype=torch.int32), torch.arange(size + 1, dtype=torch.int32))
+    return (token_ids, computed, _padded(rows), *counts, *numbers, numbers[0].int())
 
 
 def slot_mapping(random: Generator, dtype: torch.dtype) -> Iterator[OpCase]:
@@ -67,3 +85,6 @@ def slot_mapping(random: Generator, dtype: torch.dtype) -> Iterator[OpCase]:
         slots = torch.zeros(21, dtype=torch.int64)
         args = (table, requests, positions, block_size, slots)
         yield OpCase(what=f"block size {block_size}", args=args, tolerance=_EXACT)
+        some = torch.where(torch.arange(21) < 18, requests, -1)
+        padded = (table, some, positions * (some >= 0), block_size, slots)
+        yield OpCase(what=f"block size {block_size}, padding", args=padded, tolerance=_EXACT)

@@ -12,6 +12,7 @@ from torch import Tensor
 from pegboard.api.errors import StepError
 from pegboard.api.messages import NewRequest, SchedulerOutput
 from pegboard.api.ops import OpTable
+from pegboard.worker.row_writes import RowWrites
 
 __all__ = ["InputBatch", "StepInputs"]
 
@@ -81,6 +82,7 @@ class InputBatch:
 
     __slots__ = (
         "_append_tokens",
+        "_count_writes",
         "_input_ids",
         "_num_scheduled",
         "_positions",
@@ -90,6 +92,7 @@ class InputBatch:
         "_rows",
         "_seq_lens",
         "_taken",
+        "_token_writes",
         "device",
         "num_computed_cpu",
         "num_computed_tokens",
@@ -116,9 +119,10 @@ class InputBatch:
         self.token_ids = torch.zeros(
             (max_num_rows, max_model_len + 1), dtype=torch.int32, device=device
         )
-        self.num_tokens = torch.zeros(max_num_rows, dtype=torch.int32, device=device)
-        self.num_prompt_tokens = torch.zeros_like(self.num_tokens)
-        self.num_computed_tokens = torch.zeros_like(self.num_tokens)
+        counts = torch.zeros((3, max_num_rows), dtype=torch.int32, device=device)
+        self.num_tokens, self.num_prompt_tokens, self.num_computed_tokens = counts.unbind(0)
+        self._token_writes = RowWrites(self.token_ids)
+        self._count_writes = [RowWrites(column.unsqueeze(1)) for column in counts]
         self.num_tokens_cpu: NDArray[np.int64] = np.zeros(max_num_rows, np.int64)
         self.num_prompt_cpu: NDArray[np.int64] = np.zeros(max_num_rows, np.int64)
         self.num_computed_cpu: NDArray[np.int64] = np.zeros(max_num_rows, np.int64)
@@ -137,10 +141,14 @@ class InputBatch:
     def add_row(self, request: NewRequest) -> None:
         """Take a request in, whole."""
         row, count = request.row, len(request.token_ids)
-        self.token_ids[row, :count] = torch.tensor(request.token_ids, dtype=torch.int32)
-        self.num_tokens[row] = self.num_tokens_cpu[row] = count
-        self.num_prompt_tokens[row] = self.num_prompt_cpu[row] = request.num_prompt_tokens
-        self.num_computed_tokens[row] = self.num_computed_cpu[row] = request.num_computed_tokens
+        self._token_writes.forget(row)
+        self._token_writes.write(row, 0, request.token_ids)
+        counts = (count, request.num_prompt_tokens, request.num_computed_tokens)
+        for writes, number in zip(self._count_writes, counts, strict=True):
+            writes.write(row, 0, number)
+        self.num_tokens_cpu[row] = count
+        self.num_prompt_cpu[row] = request.num_prompt_tokens
+        self.num_computed_cpu[row] = request.num_computed_tokens
         self.request_ids[row] = request.request_id
         self._taken[row] = True
 
@@ -149,8 +157,10 @@ class InputBatch:
         self.request_ids[row] = None
         self._taken[row] = False
 
-    def prepare(self, step: SchedulerOutput) -> StepInputs:
-        """Build a step's inputs and advance its rows.
+    def plan(self, step: SchedulerOutput) -> StepInputs:
+        """Fill in what the host knows of a step, and advance its rows on the host.
+
+        `fill`, or a captured graph that does the same, must follow.
 
         Raises:
             StepError: the step names a free row, or gives a row more tokens than it has.
@@ -169,10 +179,15 @@ class InputBatch:
         inputs.num_decodes = int(longer[0]) if len(longer) else len(rows)
         inputs.max_query_len, inputs.max_seq_len = int(scheduled.max()), int(reach.max())
         inputs.seq_lens_cpu = torch.from_numpy(reach.astype(np.int32))
-        self._fill(inputs)
         self.num_computed_cpu[rows] = reach
         self.num_tokens_cpu[rows[sampling]] += 1
         return inputs
+
+    def flush(self) -> None:
+        """Queue what rows that came in hold; before anything on the device reads it."""
+        self._token_writes.flush()
+        for writes in self._count_writes:
+            writes.flush()
 
     def append(self, rows: Tensor, token_ids: Tensor) -> None:
         """Write the sampled tokens of a step; both [n] int64 on the device."""
@@ -192,7 +207,9 @@ class InputBatch:
                 f"{self.num_tokens_cpu[row]}"
             )
 
-    def _fill(self, inputs: StepInputs) -> None:
+    def fill(self, inputs: StepInputs) -> None:
+        """Build a step's inputs on the device and advance its rows there."""
+        self.flush()
         num_reqs, num_tokens = len(inputs.rows_cpu), int(inputs.query_start_cpu[-1])
         inputs.rows = self._rows[:num_reqs]
         inputs.rows.copy_(torch.from_numpy(inputs.rows_cpu), non_blocking=True)

@@ -28,12 +28,15 @@ from pegboard.ops.dispatch import build_op_table
 from pegboard.sampling.logprobs import LineLogprobs
 from pegboard.sampling.sampler import Sampled, Sampler
 from pegboard.worker.attention_groups import AttentionBackends, AttentionGroups, profiling_context
+from pegboard.worker.graphs import CapturedStep, DecodeGraphs, capture_sizes
 from pegboard.worker.input_batch import InputBatch, StepInputs
 from pegboard.worker.logits_processors import build_processors
 from pegboard.worker.memory import AllocationMeter, MemoryLedger
 from pegboard.worker.model_context import WorkerModelContext
 from pegboard.worker.model_loading import build_model
+from pegboard.worker.pending_output import PendingOutput, to_host
 from pegboard.worker.prompt_logprobs import PromptLogprobs
+from pegboard.worker.row_writes import upload
 from pegboard.worker.warm_up import warm_up_steps
 
 __all__ = ["ModelRunner", "RunningStep"]
@@ -57,10 +60,12 @@ class RunningStep:
         logits: [n, vocab] float32, or None where no row samples.
         prompt_logprobs: by row.
         structured_rows: rows whose grammar masks come with `sample`.
+        captured: the graphs that made the logits, or None.
         faults: row to the reason why that request alone fails.
     """
 
     __slots__ = (
+        "captured",
         "faults",
         "logits",
         "num_output_tokens",
@@ -79,6 +84,7 @@ class RunningStep:
         self.sample_rows: NDArray[np.int64] = np.empty(0, np.int64)
         self.num_output_tokens: list[int] = []
         self.logits: Tensor | None = None
+        self.captured: CapturedStep | None = None
         self.prompt_logprobs: dict[int, list[LineLogprobs]] = {}
         self.faults: dict[int, str] = {}
 
@@ -113,6 +119,7 @@ class ModelRunner:
         """
         self._config = config
         self._catalog = catalog
+        self._platform = platform
         self._device = device
         self.tensor_parallel = tensor_parallel
         self._backends = AttentionBackends(catalog, config, device, platform.num_threads())
@@ -146,6 +153,7 @@ class ModelRunner:
         self.attention: AttentionGroups
         self._batch: InputBatch
         self._sampler: Sampler
+        self._graphs: DecodeGraphs
         self._prompt_logprobs: PromptLogprobs
 
     @torch.inference_mode()
@@ -217,15 +225,31 @@ class ModelRunner:
             )
         meter.stop()
         self._prompt_logprobs = PromptLogprobs(vocab_size, model.logprobs_mode)
+        self._graphs = DecodeGraphs(self._batch, self.attention, self.model, self._ops)
         self.ledger.kv_bytes = self.attention.cache.nbytes
         self.ledger.batch_bytes = meter.live_bytes - self.ledger.kv_bytes
 
+    @torch.inference_mode()
     def warm_up(self) -> None:
-        """Run a few tiny steps in the null block."""
+        """Run a few tiny steps in the null block, then capture decode steps where that is on."""
         start = time.perf_counter()
         for step in warm_up_steps(self._config, len(self.attention.tables)):
             self.sample(self.execute(step))
+        if self._can_capture():
+            sizes = capture_sizes(self._config.scheduler.max_num_seqs)
+            self._graphs.capture(self._platform, sizes)
         logger.debug("warm_up_s=%.3f", time.perf_counter() - start)
+
+    def _can_capture(self) -> bool:
+        graphs, spec = self._config.graphs, self._backends.spec
+        return (
+            self._platform.supports_graphs()
+            and graphs.graph_mode != "none"
+            and not graphs.enforce_eager
+            and spec.graph_support != "never"
+            and not spec.needs_host_lengths
+            and self.tensor_parallel.size == 1
+        )
 
     @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> RunningStep:
@@ -250,9 +274,19 @@ class ModelRunner:
         self._unsampled = running
         return running
 
-    @torch.inference_mode()
     def sample(self, handle: StepHandle, grammar_masks: bytes | None = None) -> StepOutput:
         """Sample the rows that are due; waits for the device.
+
+        Raises:
+            StepError: sampling raised.
+        """
+        return self.start_sampling(handle, grammar_masks).wait_sync()
+
+    @torch.inference_mode()
+    def start_sampling(
+        self, handle: StepHandle, grammar_masks: bytes | None = None
+    ) -> PendingOutput:
+        """Queue the sampling of the rows that are due; the next step may be executed at once.
 
         Raises:
             StepError: sampling raised.
@@ -302,19 +336,28 @@ class ModelRunner:
 
     def _forward(self, step: SchedulerOutput, running: RunningStep) -> None:
         batch = self._batch
-        inputs = batch.prepare(step)
+        inputs = batch.plan(step)
+        if self._row_faults:
+            running.faults = {r: f for r, f in self._row_faults.items() if r in set(step.rows)}
+        running.sample_rows = rows = inputs.rows_cpu[inputs.sample_lines]
+        # The token about to be sampled is already counted.
+        outputs = batch.num_tokens_cpu[rows] - batch.num_prompt_cpu[rows] - 1
+        running.num_output_tokens = outputs.tolist()
+        if self._graphs.takes(inputs) and not self._prompt_logprobs.wanted:
+            running.captured = self._graphs.replay(inputs)
+            running.logits = running.captured.logits[: len(rows)]
+        else:
+            self._launch(inputs, running)
+
+    def _launch(self, inputs: StepInputs, running: RunningStep) -> None:
+        """Queue a step kernel by kernel."""
+        self._batch.fill(inputs)
         with enter_forward_context(self.attention.forward_context(inputs)):
             hidden = self.model(inputs.input_ids, inputs.positions)
         running.prompt_logprobs = self._prompt_logprobs.compute(
-            hidden, inputs, batch, self.model.compute_logits
+            hidden, inputs, self._batch, self.model.compute_logits
         )
-        if self._row_faults:
-            running.faults = {r: f for r, f in self._row_faults.items() if r in set(step.rows)}
         if len(inputs.sample_lines):
-            running.sample_rows = rows = inputs.rows_cpu[inputs.sample_lines]
-            # The token about to be sampled is already counted.
-            outputs = batch.num_tokens_cpu[rows] - batch.num_prompt_cpu[rows] - 1
-            running.num_output_tokens = outputs.tolist()
             running.logits = self.model.compute_logits(self._last_hidden(hidden, inputs))
 
     def _last_hidden(self, hidden: Tensor, inputs: StepInputs) -> Tensor:
@@ -322,9 +365,9 @@ class ModelRunner:
         last = inputs.query_start_cpu[1:][inputs.sample_lines].astype(np.int64) - 1
         if len(last) == hidden.shape[0]:
             return hidden
-        return hidden.index_select(0, torch.from_numpy(last).to(self._device, non_blocking=True))
+        return hidden.index_select(0, upload(last, self._device))
 
-    def _sample(self, running: RunningStep, grammar_masks: bytes | None) -> StepOutput:
+    def _sample(self, running: RunningStep, grammar_masks: bytes | None) -> PendingOutput:
         output = StepOutput(
             step_id=running.step_id,
             sampled_token_ids=[[] for _ in running.rows],
@@ -333,34 +376,48 @@ class ModelRunner:
         for row, parts in running.prompt_logprobs.items():
             output.prompt_logprobs[row] = [entry for part in parts for entry in part.to_host()]
         if running.logits is None:
-            return output
+            return PendingOutput(lambda: output)
         grammar = _grammar(running, grammar_masks)
-        sampled = self._sampler.sample(
-            running.logits, running.sample_rows, running.num_output_tokens, self._batch, grammar
-        )
-        running.logits = None
-        rows = torch.from_numpy(running.sample_rows).to(self._device, non_blocking=True)
-        self._batch.append(rows, sampled.token_ids)
-        _read_sync(running, sampled, output)
-        return output
+        if running.captured and not grammar and self._sampler.is_greedy(running.sample_rows):
+            running.captured.greedy()
+            tokens, sampled = running.captured.tokens, None
+        else:
+            sampled = self._sampler.sample(
+                running.logits, running.sample_rows, running.num_output_tokens, self._batch, grammar
+            )
+            self._batch.append(upload(running.sample_rows, self._device), sampled.token_ids)
+            tokens = sampled.token_ids.masked_fill(sampled.faulty, -1)
+        running.logits = running.captured = None
+        (copied,), event = to_host([tokens])
+        logprobs = sampled.logprobs if sampled else None
+        if logprobs is not None:
+            event = None  # reading them waits for the device anyway
+        pending = PendingOutput(lambda: _read(running, copied, sampled, output), event)
+        if logprobs is None:
+            return pending
+        self._platform.synchronize()
+        finished = pending.wait_sync()
+        return PendingOutput(lambda: finished)
 
 
-def _read_sync(running: RunningStep, sampled: Sampled, output: StepOutput) -> None:
-    """Wait for the device and write a step's tokens, logprobs and faults into its output."""
+def _read(
+    running: RunningStep, tokens: Tensor, sampled: Sampled | None, output: StepOutput
+) -> StepOutput:
+    """Write a step's tokens, logprobs and faults into its output; the device is done."""
+    if sampled is not None:
+        output.faults.update(sampled.faults)
     line_of = {row: line for line, row in enumerate(running.rows)}
-    tokens, faulty = sampled.token_ids.tolist(), sampled.faulty.tolist()
-    output.faults.update(sampled.faults)
-    rows: list[int] = running.sample_rows.tolist()
-    for row, token, bad in zip(rows, tokens, faulty, strict=True):
-        if bad:
+    for row, token in zip(running.sample_rows.tolist(), tokens.tolist(), strict=False):
+        if token < 0:
             output.faults.setdefault(
                 row, "its logits are not finite, or its parameters allow no token"
             )
         if row not in output.faults:
             output.sampled_token_ids[line_of[row]] = [token]
-    if sampled.logprobs is not None:
+    if sampled is not None and sampled.logprobs is not None:
         entries = zip(sampled.logprob_rows, sampled.logprobs.to_host(), strict=True)
         output.logprobs = {row: [entry] for row, entry in entries if row not in output.faults}
+    return output
 
 
 def _grammar(

@@ -30,6 +30,11 @@ class PromptLogprobs:
         self._mode: LogprobsMode = mode
         self._rows: dict[int, tuple[WantedLogprobs, int]] = {}
 
+    @property
+    def wanted(self) -> bool:
+        """Whether any row still waits for some."""
+        return bool(self._rows)
+
     def add_row(self, request: NewRequest) -> None:
         """Take what a request wants. One that has output tokens got its own long ago."""
         self.remove_row(request.row)

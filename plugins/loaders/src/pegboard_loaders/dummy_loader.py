@@ -12,6 +12,8 @@ from pegboard.api.models import Model, ModelDescription
 __all__ = ["DummyLoader"]
 
 _SPREAD = 0.02
+#: Numbers drawn for a tensor at most; a prime, so that rows that repeat them all differ.
+_MOST_DRAWN = 1_048_573
 
 
 class DummyLoader(ModelLoader):
@@ -39,5 +41,18 @@ class DummyLoader(ModelLoader):
         seed = int(getattr(config, "seed", 0))
         for name, shape in model.weight_shapes().items():
             generator = torch.Generator().manual_seed(zlib.crc32(name.encode(), seed & 0xFFFFFFFF))
-            values = torch.empty(shape, dtype=torch.float32).normal_(generator=generator)
-            yield name, values.mul_(_SPREAD).to(dtype)
+            count = torch.Size(shape).numel()
+            drawn = torch.empty(min(count, _MOST_DRAWN)).normal_(generator=generator)
+            values = drawn.mul_(_SPREAD).to(dtype)
+            yield name, _repeated(values, count).view(shape)
+
+
+def _repeated(values: torch.Tensor, count: int) -> torch.Tensor:
+    """Return `count` numbers, `values` over and over: drawing is slow, copying is not."""
+    if len(values) == count:
+        return values
+    out = torch.empty(count, dtype=values.dtype)
+    whole = count // len(values) * len(values)
+    out[:whole].view(-1, len(values)).copy_(values)
+    out[whole:] = values[: count - whole]
+    return out

@@ -1,0 +1,1 @@
+"""Attention and named ops in Triton, offered to any platform that declares `triton`."""
