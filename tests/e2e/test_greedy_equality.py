@@ -15,7 +15,7 @@ from pegboard import LLM, SamplingParams
 from pegboard.api.errors import ConfigError
 from pegboard.api.outputs import RequestOutput
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 _TOKENS = 24
 _BASE: dict[str, Any] = {

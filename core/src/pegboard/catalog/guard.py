@@ -122,7 +122,9 @@ class Guard:
         except PegboardError:
             self._account(key, time.perf_counter() - started)
             raise
-        except (Exception, SystemExit) as error:
+        except (KeyboardInterrupt, GeneratorExit):
+            raise  # Ctrl-C, and the end of a generator, are not the plugin's
+        except BaseException as error:
             self._account(key, time.perf_counter() - started)
             cause = f"{type(error).__name__}: {error}"
             self._fault(key, cause, scope, request_id)
