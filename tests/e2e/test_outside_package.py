@@ -91,7 +91,7 @@ def server(bin_folder: Path) -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [bin_folder / "platform", "serve", "--port", port, "--plugins", "myorg_attn"]
-    command += ["--attention-backend", "MYORG_ATTN", "--kv-cache-memory-bytes", 2**27]
+    command += ["--attention-backend", "MYORG_ATTN", "--max-model-len", 2048]
     log = (bin_folder.parent / "serve.log").open("w+")
     process = subprocess.Popen(
         [str(c) for c in command], cwd=bin_folder.parent, stdout=log, stderr=log
