@@ -127,7 +127,7 @@ class AttentionRig:
             window=layer.sliding_window,
         )
         self.builder = self.backend.metadata_builder(group)
-        self.impl = self.backend.implementation(layer)
+        self.impl = self.backend.implementation(layer, None)
         # Block 0 is the null block; the rest are handed out in random order.
         self.free = (torch.randperm(num_blocks - 1, generator=self.random) + 1).tolist()
 

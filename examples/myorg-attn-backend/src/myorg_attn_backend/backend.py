@@ -144,5 +144,5 @@ class SdpaBackend(AttentionBackend):
         options = self.context.plugin_config or Options()
         return Builder(group, options.gather_limit_tokens)
 
-    def implementation(self, layer: AttentionLayer) -> Impl:
+    def implementation(self, layer: AttentionLayer, sinks: torch.Tensor | None = None) -> Impl:
         return Impl(layer)

@@ -19,7 +19,7 @@ class ChangedLayer(ReferenceBackend):
 
     changes: dict[str, object] = {}
 
-    def implementation(self, layer: AttentionLayer) -> AttentionImpl:
+    def implementation(self, layer: AttentionLayer, sinks=None) -> AttentionImpl:
         changed = {k: v(layer) if callable(v) else v for k, v in self.changes.items()}
         return super().implementation(msgspec.structs.replace(layer, **changed))
 
@@ -75,7 +75,7 @@ class WritesPadding(ChangedBuilder):
 class ChangedForward(ReferenceBackend):
     """Changes tensors around an honest forward."""
 
-    def implementation(self, layer: AttentionLayer) -> AttentionImpl:
+    def implementation(self, layer: AttentionLayer, sinks=None) -> AttentionImpl:
         inner, outer = super().implementation(layer), self
 
         class Impl(AttentionImpl):
