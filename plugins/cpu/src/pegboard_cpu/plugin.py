@@ -39,7 +39,7 @@ def attention_backends() -> list[AttentionBackendSpec]:
         head_size_multiple=8,
         max_head_size=1024,
         block_size_multiple=16,
-        preferred_block_size=32,
+        preferred_block_size=16,
         features=features,
         **_FIT,
     )
