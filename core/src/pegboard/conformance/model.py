@@ -43,7 +43,7 @@ def prefix_hits_match_transformers(subject: Subject) -> None:
 @check(_KIND)
 def preemption_matches_transformers(subject: Subject) -> None:
     """With too few blocks for all, requests give way and come back with the same result."""
-    with model_rig(subject) as rig, rig.engine(num_gpu_blocks_override=14) as llm:
+    with model_rig(subject) as rig, rig.engine(num_gpu_blocks_override=14, max_model_len=64) as llm:
         rig.compare(rig.run(llm, rig.prompts(44, 45, 46, 47), prompt_logprobs=False))
 
 
