@@ -344,7 +344,7 @@ def test_model_cards_are_the_fields(http):
 
 def test_metrics_show_engine_and_http_under_the_fields_names(http):
     post(http, TEXT, prompt="ab")
-    http.get("/no/such/path/4711")
+    http.get("/no/such/path/zebra")
     text = http.get("/metrics").text
 
     label = '{engine="0",model_name="fake-model"}'
@@ -356,6 +356,6 @@ def test_metrics_show_engine_and_http_under_the_fields_names(http):
         assert f"{prefix}:inter_token_latency_seconds_sum{label} 0.32" in text
         assert f'{prefix}:request_success_total{{engine="0",finished_reason="stop"' in text
     assert 'http_requests_total{handler="/v1/completions",method="POST",status="200"}' in text
-    assert "4711" not in text
+    assert "zebra" not in text
     assert "process_resident_memory_bytes" in text
     assert 'le="0.001"' in text
