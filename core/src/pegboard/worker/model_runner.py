@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pegboard.api.distributed import ProcessGroup
 from pegboard.api.engine import StepHandle
-from pegboard.api.errors import PegboardError, StepError
+from pegboard.api.errors import PegboardError, StepError, WorkerError
 from pegboard.api.forward_context import enter_forward_context
 from pegboard.api.kv import KVGroup, KVLayerNeed
 from pegboard.api.messages import NewRequest, SchedulerOutput, StepOutput
@@ -433,8 +433,12 @@ def _grammar(
 
 
 def platform_detection(catalog: Catalog, platform: Platform) -> Detection:
-    """Return what the platform's probe found."""
+    """Return what the platform's probe found.
+
+    Raises:
+        WorkerError: the catalog does not offer this platform.
+    """
     for entry in catalog.entries("platforms"):
         if entry.spec == platform.spec:
             return catalog.detect(entry)
-    return Detection(available=True, reason="")
+    raise WorkerError(f"platform {platform.name!r} is not in this worker's catalog")
